@@ -203,7 +203,8 @@ def check(
     if unread:
         print(f"not checked, since they cannot be read from here: model and tokenizer of {', '.join(unread)}")
     print(describe_data(preview))
-    print(f"clients at a time: {places[0]}, on {places[1]}")
+    clients, where = places
+    print(f"clients at a time: {clients}, on {where}" if clients else f"clients at a time: unknown: {where}")
     print(describe_costs(loaded))
     if time.seconds:
         print(describe_time(time))

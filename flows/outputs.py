@@ -50,8 +50,12 @@ class RecipeCheck(BaseModel):
     data: dict[str, Any] | None = Field(
         description="`clients` that train, and numbers of `rows` as in report.json; null if not all were read"
     )
-    clients_at_a_time: int = Field(description="that work at the same time in a round")
-    clients_on: str = Field(description="where they work, and with how much of it each")
+    clients_at_a_time: int | None = Field(
+        description="that work at the same time in a round; null if the recipe's devices are not here"
+    )
+    clients_on: str = Field(
+        description="where they work, and with how much of it each, or why it is not known"
+    )
     place: str = Field(description="what the memory is of")
     memory: list[StageMemory] = Field(description="peak memory by training stage")
     disk: dict[str, int] | None = Field(
@@ -68,7 +72,7 @@ class RecipeCheck(BaseModel):
         preview: DataPreview,
         costs: Costs,
         time: TrainingTime,
-        places: tuple[int, str],
+        places: tuple[int | None, str],
     ) -> Self:
         """The output of the check of a recipe with these data and estimates."""
         rows = preview.rows and {"clients": preview.clients, "rows": preview.rows.model_dump(mode="json")}

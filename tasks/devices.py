@@ -27,7 +27,7 @@ from components.environment import release_memory
 from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.reference_cache import ReferenceCache
-from components.models.backbone import choose_devices, find_active_dropout
+from components.models.backbone import BackboneError, choose_devices, find_active_dropout
 from tasks import ray_cluster
 
 log = logging.getLogger(__name__)
@@ -170,13 +170,21 @@ def max_tasks(runtime: RuntimeConfig) -> int:
     return len(device_places(runtime))
 
 
-def describe_places(recipe: Recipe) -> tuple[int, str]:
+def describe_places(recipe: Recipe) -> tuple[int | None, str]:
     """How many clients of a recipe work at a time, if it starts here, and where.
 
+    Without the devices that the recipe names here, None and the reason.
+
     Raises:
-        RecipeError: see ray_cluster.connect.
+        RecipeError: see ray_cluster.connect and ray_cluster.max_tasks.
     """
-    recipe = choose_workers(recipe)
+    try:
+        return _describe_places(choose_workers(recipe))
+    except BackboneError as error:
+        return None, str(error)
+
+
+def _describe_places(recipe: Recipe) -> tuple[int, str]:
     runtime, federation = recipe.runtime, recipe.federation
     if runtime.task_runner == "ray":
         ray_cluster.connect(runtime)
@@ -246,17 +254,13 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
     """The task runner of a recipe.
 
     Raises:
-        RecipeError: see ray_cluster.connect.
+        RecipeError: see ray_cluster.task_runner.
     """
     if runtime.task_runner == "threads":
         return ThreadPoolTaskRunner(max_workers=max_tasks(runtime))
-    return ray_cluster.connect(runtime)
+    return ray_cluster.task_runner(runtime)
 
 
 def placement(runtime: RuntimeConfig) -> AbstractContextManager[Any]:
-    """What mapped tasks request; nothing on threads.
-
-    Raises:
-        RecipeError: see ray_cluster.placement.
-    """
+    """What mapped tasks request; nothing on threads."""
     return nullcontext() if runtime.task_runner == "threads" else ray_cluster.placement(runtime)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -192,25 +192,27 @@ class PrefectTransport(Transport):
 
     recipe: Recipe
     contexts: ClientContexts
-    sender: Sender | None = None  # to nodes of a cluster that do not see the run's files
+    senders: list[Sender] = field(default_factory=list)
+    """One, once the cluster has a node that does not see the run's files."""
 
     @classmethod
     def open(cls, recipe: Recipe, contexts: ClientContexts) -> Self:
-        if recipe.runtime.task_runner == "threads" or ray_cluster.sees(contexts.pairs):
-            return cls(recipe, contexts)
-        return cls(recipe, contexts, Sender(recipe, contexts))
+        return cls(recipe, contexts)
 
     def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         """An update or a failure for each job, once all tasks have ended."""
-        if self.sender is None:
+        on_ray = self.recipe.runtime.task_runner == "ray"
+        if on_ray and not self.senders and not ray_cluster.sees(self.contexts.pairs):
+            self.senders.append(Sender(self.recipe, self.contexts))
+        if not self.senders:
             return self._map(jobs)
         updates = [finished_update(job, self.contexts.adapters) for job in jobs]
         left = [job for job, update in zip(jobs, updates, strict=True) if update is None]
         return [*self._map(left), *(update for update in updates if update is not None)]
 
     def close(self) -> None:
-        if self.sender is not None:
-            self.sender.close()
+        while self.senders:
+            self.senders.pop().close()
 
     def _map(self, jobs: Sequence[Job]) -> list[Update | Failure]:
         size = self.recipe.federation.clients_per_task
@@ -220,10 +222,13 @@ class PrefectTransport(Transport):
         mapped = run_shard.with_options(
             retries=self.recipe.runtime.retries, retry_delay_seconds=1, retry_condition_fn=may_succeed
         )
-        contexts = unmapped(self.contexts) if self.sender is None else self.sender.send(shards)
+        sender = self.senders[0] if self.senders else None
+        contexts = unmapped(self.contexts) if sender is None else sender.send(shards)
         with placement(self.recipe.runtime):
             futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=contexts)
-        return collect_answers(futures, shards, self.contexts.adapters, self.sender)
+        if self.recipe.runtime.task_runner == "ray":
+            ray_cluster.wait_for(futures)
+        return collect_answers(futures, shards, self.contexts.adapters, sender)
 
 
 def collect_answers(

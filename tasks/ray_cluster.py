@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -24,52 +27,88 @@ from components.models.rewards.function import ALLOW_CODE
 from components.paths import home, without_credentials
 
 if TYPE_CHECKING:
+    from prefect.futures import PrefectFuture
     from prefect.task_runners import TaskRunner
 
+CONNECTED: list[str] = []
+"""The address that this process is connected to."""
+SEEN: dict[tuple[str, Path], bool] = {}
+"""Whether a node has a file."""
 T = TypeVar("T")
 R = TypeVar("R")
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-def connect(runtime: RuntimeConfig) -> TaskRunner[Any]:
-    """The task runner of a cluster, to which this process is connected until it ends.
+def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
+    """The task runner of a cluster.
+
+    Raises:
+        RecipeError: see connect and require_prefect_api.
+    """
+    connect(runtime)
+    if runtime.ray_address is not None:
+        require_prefect_api(runtime.ray_address)
+    from prefect_ray import RayTaskRunner
+
+    runner: TaskRunner[Any] = RayTaskRunner(address=runtime.ray_address)
+    return runner
+
+
+def connect(runtime: RuntimeConfig) -> None:
+    """Connect this process to a cluster until it ends.
 
     Without an address a Ray of this process is started, which ends with it.
 
     Raises:
-        RecipeError: Ray is not installed, or there is none at the address.
+        RecipeError: Ray is not installed, or there is none at the address that takes this process.
     """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     if runtime.ray_address is None:
         _use_own_token()
     try:
+        import prefect_ray  # noqa: F401
         import ray  # reads the variables
-        from prefect_ray import RayTaskRunner
     except ImportError:
         raise RecipeError(
             "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
         ) from None
-    if not ray.is_initialized():
-        allowed = {ALLOW_CODE: os.environ[ALLOW_CODE]} if ALLOW_CODE in os.environ else {}
-        variables = malloc_variables() | allowed
-        options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "namespace": "prefect"}
-        options |= {"log_to_driver": False, "logging_level": "warning"}
+    address = runtime.ray_address or "local"
+    if ray.is_initialized() and [address] != CONNECTED:
+        ray.shutdown()
+    if ray.is_initialized():
+        return
+    allowed = {ALLOW_CODE: os.environ[ALLOW_CODE]} if ALLOW_CODE in os.environ else {}
+    variables = malloc_variables() | allowed
+    options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "namespace": "prefect"}
+    options |= {"log_to_driver": False, "logging_level": "warning"}
+    if runtime.ray_address is None:
+        options["include_dashboard"] = False
+    try:
+        _require_answer(runtime.ray_address)
+        with _signal_handlers():
+            ray.init(address, **options)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        reason = " ".join(str(error).split("\n\n")[0].split())
         if runtime.ray_address is None:
-            options["include_dashboard"] = False
-        try:
-            _require_answer(runtime.ray_address)
-            ray.init(runtime.ray_address, **options)
-        except (OSError, ValueError, ray.exceptions.RaySystemError) as error:
-            if runtime.ray_address is None:
-                raise
-            reason = str(error).splitlines()[0]
-            raise RecipeError(
-                f"runtime.ray_address is {runtime.ray_address}, but no Ray that takes this process answers"
-                f" there ({reason}): see that it runs, and that RAY_AUTH_TOKEN_PATH names its token."
-            ) from None
-        if runtime.ray_address is not None:
-            require_prefect_api(runtime.ray_address)
-    runner: TaskRunner[Any] = RayTaskRunner(address=runtime.ray_address)
-    return runner
+            raise RecipeError(f"runtime.task_runner is 'ray', but no Ray starts here: {reason}") from None
+        raise RecipeError(
+            f"runtime.ray_address is {runtime.ray_address}, but no Ray that takes this process answers there"
+            f" ({reason}): see that it runs, that it has the same versions of Ray and Python, and that"
+            " RAY_AUTH_MODE is token and RAY_AUTH_TOKEN_PATH names its token."
+        ) from None
+    CONNECTED[:] = [address]
+    SEEN.clear()
+
+
+@contextmanager
+def _signal_handlers() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which Ray replaces by one that ends the process without a word."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def require_prefect_api(address: str) -> None:
@@ -80,12 +119,13 @@ def require_prefect_api(address: str) -> None:
     """
     if (url := PREFECT_API_URL.value()) is None:
         return
-    answers = call_on_each_node(_answers, f"{url}/health")
-    if lost := [node for node, answer in answers.items() if answer is False]:
+    nodes = living_nodes()
+    answers = call_on_nodes(nodes, _answers, f"{url}/health")
+    if lost := [place for node, place in nodes.items() if not answers[node]]:
         raise RecipeError(
-            f"runtime.ray_address is {address}, but its nodes {', '.join(lost)} do not reach the Prefect"
-            f" server of this run ({without_credentials(url)}): set PREFECT_API_URL to a server at an address"
-            " that all nodes reach."
+            f"runtime.ray_address is {address}, but its nodes {', '.join(lost)} do not have this project, or"
+            f" do not reach the Prefect server of this run ({without_credentials(url)}): set PREFECT_API_URL"
+            " to a server at an address that all nodes reach."
         )
 
 
@@ -123,37 +163,51 @@ def _use_own_token() -> None:
 
 
 def sees(path: Path) -> bool:
-    """Whether every node of the cluster has a file at the path that it has on this machine."""
-    return all(call_on_each_node(Path.is_file, path).values())
+    """Whether every node of the cluster has a file at the path that it has on this machine.
+
+    A node is asked once.
+    """
+    nodes = living_nodes()
+    unknown = {node: place for node, place in nodes.items() if (node, path) not in SEEN}
+    for node, answer in call_on_nodes(unknown, Path.is_file, path).items():
+        SEEN[node, path] = answer is True
+    return all(SEEN[node, path] for node in nodes)
 
 
-def call_on_each_node(function: Callable[[T], R], argument: T) -> dict[str, R | None]:
-    """What a function returns on each node of the cluster, by address, in a process that Ray starts there.
+def call_on_nodes(nodes: Iterable[str], function: Callable[[T], R], argument: T) -> dict[str, R | None]:
+    """What a function returns on nodes of the cluster, in a process that Ray starts there.
 
-    It is None for a node that has just left.
+    It is None where the call failed, or took more than a minute.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote = ray.remote(num_cpus=0, max_retries=0)(function)
-    calls = {}
-    for node in living_nodes():
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        calls[node["NodeManagerAddress"]] = remote.options(scheduling_strategy=place).remote(argument)
+    calls = {
+        node: remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+            argument
+        )
+        for node in nodes
+    }
     answers: dict[str, R | None] = {}
-    for address, call in calls.items():
+    for node, call in calls.items():
         try:
-            answers[address] = ray.get(call)
+            answers[node] = ray.get(call, timeout=60)
         except ray.exceptions.RayError:
-            answers[address] = None
+            answers[node] = None
     return answers
 
 
-def living_nodes() -> list[dict[str, Any]]:
-    """The nodes of the cluster, as Ray describes them."""
+def living_nodes() -> dict[str, str]:
+    """The addresses of the cluster's nodes, by the ids of the nodes."""
     import ray
 
-    return [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def wait_for(futures: Iterable[PrefectFuture[Any]]) -> None:
+    """Wait until tasks have ended. Ray's own waiting would lose the exception of a signal's handler."""
+    wait([cast(Any, future).wrapped_future.future() for future in futures])
 
 
 def requested(runtime: RuntimeConfig) -> dict[str, float]:
@@ -166,16 +220,7 @@ def requested(runtime: RuntimeConfig) -> dict[str, float]:
 
 
 def placement(runtime: RuntimeConfig) -> AbstractContextManager[Any]:
-    """The request of mapped tasks.
-
-    Raises:
-        RecipeError: runtime.devices is set.
-    """
-    if runtime.devices:
-        raise RecipeError(
-            "runtime.devices is for runtime.task_runner 'threads': Ray gives each task a GPU of its own, so"
-            " leave it out."
-        )
+    """The request of mapped tasks."""
     from prefect_ray.context import remote_options
 
     # With num_gpus, Ray would end the process after a task, and each task would load the model.
@@ -184,12 +229,24 @@ def placement(runtime: RuntimeConfig) -> AbstractContextManager[Any]:
 
 
 def max_tasks(runtime: RuntimeConfig) -> int:
-    """Tasks that run at once on the whole cluster, if nothing else does; at least one."""
+    """Tasks that run at once on the whole cluster, if nothing else does.
+
+    Raises:
+        RecipeError: no node has the cores of one task.
+    """
     import ray
 
-    resources = ray.cluster_resources()
     ((name, share),) = requested(runtime).items()
-    return max(1, int(resources.get("GPU" if name == "num_gpus" else "CPU", 0) // share))
+    resource = "GPU" if name == "num_gpus" else "CPU"
+    sizes = [node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"]]
+    count = int(sum(size // share for size in sizes))
+    if not count:
+        raise RecipeError(
+            f"a client has {share:g} threads (runtime.torch_threads / runtime.cpu_workers), but the largest"
+            f" node of Ray offers {max(sizes, default=0):g} cores: set runtime.torch_threads lower, or start"
+            " the nodes with more cores (ray start --num-cpus)."
+        )
+    return count
 
 
 def describe(runtime: RuntimeConfig) -> str:

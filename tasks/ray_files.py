@@ -31,7 +31,7 @@ from components.federation.protocol import Job
 from components.inputs import named_files, open_inputs
 from components.io import PRIVATE, read_json, write_atomically
 from components.models.store import AdapterHash, AdapterStore
-from tasks.ray_cluster import call_on_each_node
+from tasks.ray_cluster import call_on_nodes, living_nodes
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Files = dict[str, bytes]
 """Contents by path, relative to a folder."""
 PREFIX = "fed-rlhf-ray-"
-"""The name of a temporary folder: this, the id of the sender, and the process."""
+"""The name of a temporary folder: this, and the ids of the sender, the node and the process."""
 
 
 class Sender:
@@ -77,7 +77,7 @@ class Sender:
         """Remove what was sent from the nodes and from Ray's store."""
         self._adapters.clear()
         self._constant.clear()
-        call_on_each_node(remove_folders, self._id)
+        call_on_nodes(living_nodes(), remove_folders, self._id)
 
     def receive(self, written: Written) -> None:
         """Store what a shard has written. An update follows what it names."""
@@ -119,6 +119,7 @@ class SentFiles:
         folder = self._folder()
         contexts = _contexts(folder)
         store = contexts.adapters
+        _keep_only(store.root.parent / "updates", {update_path(job, store) for job in shard})
         updates = [(job.client, finished_update(job, store)) for job in shard]
         unfinished = {client for client, update in updates if update is None}
         private = {client: _private(contexts, client) for client, _ in updates}
@@ -145,9 +146,12 @@ class SentFiles:
         return Written(private, exchanged)
 
     def _folder(self) -> Path:
-        folder = Path(tempfile.gettempdir()) / f"{PREFIX}{self._sender}-{os.getpid()}"
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()[:16]
+        folder = Path(tempfile.gettempdir()) / f"{PREFIX}{self._sender}-{node}-{os.getpid()}"
         if not folder.is_dir():
-            _remove_abandoned_folders()
+            _remove_abandoned_folders(node)
             folder.mkdir(0o700)
         _fetch({folder / name: ref for name, ref in self._constant.items()})
         return folder
@@ -159,10 +163,11 @@ def remove_folders(sender: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_abandoned_folders() -> None:
-    """Remove the folders of processes that have ended, whose sender was killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        if not psutil.pid_exists(int(folder.name.rpartition("-")[2])):
+def _remove_abandoned_folders(node: str) -> None:
+    """Remove the folders of this node's processes that have ended, whose sender was killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-{node}-*"):
+        process = folder.name.rpartition("-")[2]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -37,6 +37,7 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
 
 
 LONG_FILES = (
+    "test_ray.py",
     "test_names_of_clients.py",
     "test_fed_rlhf.py",
     "test_schedule.py",

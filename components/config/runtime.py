@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -26,7 +26,7 @@ class RuntimeConfig(Section):
     """Where mapped tasks run. threads: threads of this process, one per GPU or cpu_workers on the
     CPU; ray: a Ray cluster."""
     ray_address: str | None = None
-    """Address of a Ray cluster; null starts a local one."""
+    """Address HOST:PORT of a Ray cluster; null starts a local one."""
     devices: list[str] | None = None
     """Devices to use, e.g. ['cuda:0', 'cuda:1'] or ['cpu']; null uses all CUDA devices, or else the
     CPU."""
@@ -68,6 +68,23 @@ class RuntimeConfig(Section):
         if isinstance(values, Mapping) and values.get("compile") is False:
             return {key: value for key, value in values.items() if key != "compile"}
         return values
+
+    @model_validator(mode="after")
+    def _check_cluster(self) -> Self:
+        if self.task_runner == "ray" and self.devices:
+            raise ValueError(
+                "devices is for task_runner 'threads': Ray gives each task a GPU of its own, so leave it out"
+            )
+        if self.task_runner == "threads" and self.ray_address is not None:
+            raise ValueError("ray_address is for task_runner 'ray': set task_runner too, or leave it out")
+        return self
+
+    @field_validator("ray_address")
+    @classmethod
+    def _check_address(cls, address: str | None) -> str | None:
+        if address is not None and not re.fullmatch(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", address):
+            raise ValueError(f"'{address}' is no address of a cluster: expected HOST:PORT, as 10.0.0.1:6379")
+        return address
 
     @field_validator("devices")
     @classmethod

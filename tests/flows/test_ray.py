@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import subprocess
 import tempfile
 import threading
@@ -121,14 +122,13 @@ def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
     shutdown()
     place.runs.mkdir(exist_ok=True)
     head = Node(hidden=place.runs)
-    left_by_a_killed_process = Path(tempfile.gettempdir()) / f"{PREFIX}sender-{2**22 + 1}"
-    left_by_a_killed_process.mkdir()
+    before = set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
     try:
         assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
         run = place.run(*PRIVATE, *on_ray(head))
         assert_same_results(run, private_on_threads)
         assert private_files(run) == private_files(private_on_threads)
-        assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+        assert not set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) - before
     finally:
         end(head)
 
@@ -189,6 +189,38 @@ def test_a_run_that_is_killed_on_a_cluster_is_resumed_there(new_workplace, head,
     assert_same_results(resumed, on_threads)
 
 
+def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, head):
+    shutdown()
+    place = new_workplace("stopped on ray")
+    settings = ["federation.rounds=50", *on_ray(head)]
+    stopped = place.kill_when(lambda run: run.commits >= 2, *settings, number=signal.SIGTERM)
+    assert "Stopped after round" in stopped.output
+    assert not (stopped.folder / "federation" / "result.json").exists()
+
+
+def test_a_client_that_no_node_has_the_cores_for_is_refused(head):
+    shutdown()
+    settings = [*on_ray(head), "runtime.torch_threads=8", "runtime.cpu_workers=2"]
+    reason = r"a client has 4 threads .*, but the largest node of Ray offers 2 cores"
+    with pytest.raises(RecipeError, match=reason):
+        describe_places(load_recipe("debug", settings))
+
+
+def test_a_run_without_an_address_joins_no_other_ray(head, tmp_path, monkeypatch):
+    import ray
+
+    shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", head.address)
+    ray_cluster.connect(RuntimeConfig(task_runner="ray"))
+    try:
+        addresses = set(ray_cluster.living_nodes())
+    finally:
+        ray.shutdown()
+    monkeypatch.delenv("RAY_ADDRESS")
+    ray_cluster.connect(RuntimeConfig(task_runner="ray", ray_address=head.address))
+    assert addresses.isdisjoint(ray_cluster.living_nodes())
+
+
 HANGING_CLIENT = """
 import time
 
@@ -243,7 +275,7 @@ def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_sess
     with temporary_settings({PREFECT_API_URL: prefect_session}):
         ray_cluster.require_prefect_api(head.address)
     url = f"http://user:secret@127.0.0.1:{free_port()}/api"
-    reason = r"its nodes [\d.]+ do not reach the Prefect server of this run \(http://127.0.0.1:\d+/api\): set"
+    reason = r"its nodes [\d.]+ do not have .* reach the Prefect server of this run \(http://127.0.0.1:\d+/api\): set"
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(RecipeError, match=reason):
         ray_cluster.require_prefect_api(head.address)
 
@@ -278,7 +310,7 @@ def test_a_process_of_the_cluster_serves_several_tasks_that_ask_for_a_gpu(token,
         return answers
 
     try:
-        runner = ray_cluster.connect(runtime)
+        runner = ray_cluster.task_runner(runtime)
         assert ray_cluster.requested(runtime) == {"num_gpus": 1}
         assert ray_cluster.max_tasks(runtime) == 1
         answers = ask.with_options(task_runner=runner)()

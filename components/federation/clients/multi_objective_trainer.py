@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         self._rewards = recipe.rewards
         self._recipe_seed = recipe.seed
         self._device = device
-        self._loaded: dict[str, RewardFunction] = {}
+        self._loaded: dict[str, tuple[Path | None, RewardFunction]] = {}  # with the folders of trained ones
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Train on the client's prompts, compute gradients, or measure rewards on held-out prompts."""
@@ -147,10 +148,11 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         }
 
     def _load_reward(self, name: str, context: ClientContext) -> RewardFunction:
-        if name not in self._loaded:
-            section = response_reward(self._rewards[name])
-            self._loaded[name] = section.load(self._device, context.trained_reward(name))
-        return self._loaded[name]
+        folder = context.trained_reward(name)
+        if name not in self._loaded or self._loaded[name][0] != folder:
+            reward = response_reward(self._rewards[name]).load(self._device, folder)
+            self._loaded[name] = (folder, reward)
+        return self._loaded[name][1]
 
     def _split_gradients(self, gradients: torch.Tensor) -> Adapter:
         """Gradients [M, P] as tensors by objective and name."""
