@@ -275,7 +275,7 @@ def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_sess
     with temporary_settings({PREFECT_API_URL: prefect_session}):
         ray_cluster.require_prefect_api(head.address)
     url = f"http://user:secret@127.0.0.1:{free_port()}/api"
-    reason = r"its nodes [\d.]+ do not have .* reach the Prefect server of this run \(http://127.0.0.1:\d+/api\): set"
+    reason = r"its nodes [\d.]+ do not have .* reach the Prefect server .* \(http://127.0.0.1:\d+/api\): set"
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(RecipeError, match=reason):
         ray_cluster.require_prefect_api(head.address)
 
