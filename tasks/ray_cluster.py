@@ -62,7 +62,6 @@ def connect(runtime: RuntimeConfig) -> None:
     Raises:
         RecipeError: Ray is not installed, or there is none at the address that takes this process.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     if runtime.ray_address is None:
         _use_own_token()
     try:
@@ -88,7 +87,7 @@ def connect(runtime: RuntimeConfig) -> None:
         with _signal_handlers():
             ray.init(address, **options)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = " ".join(str(error).split("\n\n")[0].split())
+        reason = " ".join(str(error).split()).partition(". ")[0]
         if runtime.ray_address is None:
             raise RecipeError(f"runtime.task_runner is 'ray', but no Ray starts here: {reason}") from None
         raise RecipeError(
