@@ -184,7 +184,6 @@ def check(
     from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
     from components.preview import describe_data, preview_data
     from components.recipes import load_with_origins, validate_environment
-    from tasks.devices import describe_places
 
     loaded, origins = load_with_origins(recipe, overrides or [])
     if print_recipe:
@@ -193,6 +192,8 @@ def check(
     unread = validate_environment(loaded)
     preview = preview_data(loaded, validated=True)
     time = training_time(loaded, preview.server_prompts)
+    from tasks.devices import describe_places  # imports torch and Prefect
+
     places = describe_places(loaded)
     if json:
         from flows.outputs import RecipeCheck

@@ -567,7 +567,7 @@ ANNOTATOR = "evaluation.alpaca_eval={annotators_config: foo}"
     [
         (["--help"], 0, "resume"),
         (["check", "debug", "--print-recipe"], 0, "debug"),
-        (["check", "summarization/tldr"], 0, "summarization/tldr"),
+        (["check", "summarization/tldr", "--print-recipe"], 0, "summarization/tldr"),
         (["run", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
         (["run", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
         (["check", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),

@@ -53,7 +53,12 @@ def complete(new_workplace):
 @pytest.fixture
 def bare_folder(complete, tmp_path):
     """A folder for a bare loop with the run's rewards."""
-    shutil.copytree(complete.folder / "federation" / "rewards", tmp_path / "federation" / "rewards")
+    rewards = complete.folder / "federation" / "rewards"
+    copied = tmp_path / "federation" / "rewards"
+    shutil.copytree(rewards, copied)
+    for path in copied.glob("*.trained.json"):  # it is relative, and the copy has another place
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps(content | {"folder": str((rewards / content["folder"]).resolve())}))
     return tmp_path
 
 
