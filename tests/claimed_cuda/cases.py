@@ -15,7 +15,7 @@ from components.config.alignment import DpoConfig
 from components.config.thoughts import EvaluatorOptions, ThoughtsConfig
 from components.learning.loop import Training
 from components.recipes import load_recipe
-from tests.claimed_cuda.devices import LEFT, DeviceMismatch
+from tests.claimed_cuda.devices import MISMATCHES, DeviceMismatch
 from tests.conftest import ROOT
 from tests.support.bare_loop import open_loop, prepare_rewards
 
@@ -178,11 +178,11 @@ def test_a_planted_fault_is_found(fault, debug):
     model = load_backbone(BackboneConfig(name="tiny-random"), LAST)
     with pytest.raises((DeviceMismatch, TypeError)):
         PLANTED[fault](model)
-    LEFT.clear()  # of the mismatch that was planted
+    MISMATCHES.clear()  # of the mismatch that was planted
 
 
 @pytest.mark.skipif(COUNT < 2, reason="needs two devices")
 def test_two_devices_in_one_operation_are_found():
     with pytest.raises(DeviceMismatch):
         torch.ones(2, device="cuda:0") + torch.ones(2, device="cuda:1")
-    LEFT.clear()
+    MISMATCHES.clear()

@@ -37,7 +37,7 @@ INDEXING = {
 """Operations that take indices on the CPU too."""
 PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.addmm_: 1}
 """Products of linear layers, and the position of their left factor. Attention is one kernel on a GPU."""
-LEFT: list[str] = []
+MISMATCHES: list[str] = []
 """The operations that mixed devices, also those whose error was caught."""
 
 
@@ -46,7 +46,7 @@ class DeviceMismatch(RuntimeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        LEFT.append(message)
+        MISMATCHES.append(message)
 
 
 class Record:

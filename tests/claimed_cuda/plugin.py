@@ -28,10 +28,10 @@ def claimed_cuda() -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def ran(claimed_cuda: Any) -> Iterator[Any]:
     """What ran on claimed devices. A test that mixes devices fails, also where the error is caught."""
-    from tests.claimed_cuda.devices import LEFT
+    from tests.claimed_cuda.devices import MISMATCHES
 
-    LEFT.clear()
+    MISMATCHES.clear()
     claimed_cuda.clear()
     yield claimed_cuda
-    assert not LEFT, LEFT[0]
+    assert not MISMATCHES, MISMATCHES[0]
     assert claimed_cuda.operations, "nothing ran on a claimed device"

@@ -25,6 +25,10 @@ pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
 ]
 
+needs_a_namespace = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="no mount namespace of the test's own is allowed",
+)
 SELECTORS = ["federation.rounds=3"]
 PRIVATE = ["federation.method=fedper", "federation.options={shared_layers: 1}", "federation.rounds=2"]
 
@@ -112,10 +116,7 @@ def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
     assert private_files(run) == private_files(private_on_threads)
 
 
-@pytest.mark.skipif(
-    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
-    reason="no mount namespace of the test's own is allowed",
-)
+@needs_a_namespace
 def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
     place, token, on_threads, private_on_threads
 ):
@@ -189,11 +190,45 @@ def test_a_run_that_is_killed_on_a_cluster_is_resumed_there(new_workplace, head,
     assert_same_results(resumed, on_threads)
 
 
-def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, head):
+HANGING_CLIENT = """
+import time
+
+from components.federation.postprocessing import PostProcessor
+
+
+class Hanging(PostProcessor):
+    kind: str = "hanging"
+
+    def at_client(self, result, context):
+        if context.round == 1 and context.client == context.participants[0]:
+            time.sleep(1000)
+        return result
+"""
+
+
+@pytest.fixture
+def hanging_client(tmp_path, monkeypatch):
+    """The setting with which a client hangs in the second round, by a package of its own."""
+    (tmp_path / "hanging.py").write_text(HANGING_CLIENT)
+    (tmp_path / "hanging-1.dist-info").mkdir()
+    (tmp_path / "hanging-1.dist-info" / "METADATA").write_text("Name: hanging\nVersion: 1\n")
+    entry = "[fed_rlhf.postprocessors]\nhanging = hanging:Hanging\n"
+    (tmp_path / "hanging-1.dist-info" / "entry_points.txt").write_text(entry)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "federation.postprocessors=[{kind: hanging}]"
+
+
+@pytest.mark.parametrize("is_hidden", [False, pytest.param(True, marks=needs_a_namespace)])
+def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, token, hanging_client, is_hidden):
     shutdown()
     place = new_workplace("stopped on ray")
-    settings = ["federation.rounds=50", *on_ray(head)]
-    stopped = place.kill_when(lambda run: run.commits >= 2, *settings, number=signal.SIGTERM)
+    place.runs.mkdir()
+    head = Node(hidden=place.runs if is_hidden else None)
+    settings = [*SELECTORS, hanging_client, *on_ray(head)]
+    try:
+        stopped = place.kill_when(lambda run: run.commits >= 1, *settings, wait=6, number=signal.SIGTERM)
+    finally:
+        end(head)
     assert "Stopped after round" in stopped.output
     assert not (stopped.folder / "federation" / "result.json").exists()
 
@@ -221,30 +256,8 @@ def test_a_run_without_an_address_joins_no_other_ray(head, tmp_path, monkeypatch
     assert addresses.isdisjoint(ray_cluster.living_nodes())
 
 
-HANGING_CLIENT = """
-import time
-
-from components.federation.postprocessing import PostProcessor
-
-
-class Hanging(PostProcessor):
-    kind: str = "hanging"
-
-    def at_client(self, result, context):
-        if context.round == 1 and context.client == context.participants[0]:
-            time.sleep(1000)
-        return result
-"""
-
-
-def test_a_client_that_hangs_on_a_cluster_is_left_out(place, token, tmp_path, monkeypatch):
+def test_a_client_that_hangs_on_a_cluster_is_left_out(place, token, hanging_client):
     shutdown()
-    (tmp_path / "hanging.py").write_text(HANGING_CLIENT)
-    (tmp_path / "hanging-1.dist-info").mkdir()
-    (tmp_path / "hanging-1.dist-info" / "METADATA").write_text("Name: hanging\nVersion: 1\n")
-    entry = "[fed_rlhf.postprocessors]\nhanging = hanging:Hanging\n"
-    (tmp_path / "hanging-1.dist-info" / "entry_points.txt").write_text(entry)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     head = Node()
     settings = [
         "federation.postprocessors=[{kind: hanging}]",
