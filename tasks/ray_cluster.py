@@ -120,7 +120,7 @@ def require_prefect_api(address: str) -> None:
         return
     nodes = living_nodes()
     answers = call_on_nodes(nodes, _answers, f"{url}/health")
-    if lost := [place for node, place in nodes.items() if not answers[node]]:
+    if lost := [nodes[node] for node, answer in answers.items() if not answer]:
         raise RecipeError(
             f"runtime.ray_address is {address}, but its nodes {', '.join(lost)} do not have this project, or"
             f" do not reach the Prefect server of this run ({without_credentials(url)}): set PREFECT_API_URL"
@@ -167,16 +167,17 @@ def sees(path: Path) -> bool:
     A node is asked once.
     """
     nodes = living_nodes()
-    unknown = {node: place for node, place in nodes.items() if (node, path) not in SEEN}
+    unknown = [node for node in nodes if (node, path) not in SEEN]
     for node, answer in call_on_nodes(unknown, Path.is_file, path).items():
         SEEN[node, path] = answer is True
-    return all(SEEN[node, path] for node in nodes)
+    return all(SEEN.get((node, path), True) for node in nodes)  # a node without an answer is lost
 
 
 def call_on_nodes(nodes: Iterable[str], function: Callable[[T], R], argument: T) -> dict[str, R | None]:
     """What a function returns on nodes of the cluster, in a process that Ray starts there.
 
-    It is None where the call failed, or took more than a minute.
+    It is None where the call failed, or took more than a minute. Nodes that are lost meanwhile are left out;
+    Ray learns after seconds that a machine is gone.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -194,7 +195,8 @@ def call_on_nodes(nodes: Iterable[str], function: Callable[[T], R], argument: T)
             answers[node] = ray.get(call, timeout=60)
         except ray.exceptions.RayError:
             answers[node] = None
-    return answers
+    living = living_nodes()
+    return {node: answer for node, answer in answers.items() if node in living}
 
 
 def living_nodes() -> dict[str, str]:

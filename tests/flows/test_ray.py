@@ -180,6 +180,25 @@ def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, 
     assert_same_results(run, place.run("federation.clients_per_round=4", *SELECTORS))
 
 
+def test_a_node_that_ray_does_not_yet_know_to_be_lost_is_left_out(head, prefect_session):
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    shutdown()
+    ray_cluster.connect(RuntimeConfig(task_runner="ray", ray_address=head.address))
+    node = Node(head=head)
+    try:
+        nodes = ray_cluster.living_nodes()
+        assert ray_cluster.sees(Path(__file__))
+        node.kill()
+        assert ray_cluster.living_nodes() == nodes
+        with temporary_settings({PREFECT_API_URL: prefect_session}):
+            ray_cluster.require_prefect_api(head.address)
+        assert len(ray_cluster.living_nodes()) == len(nodes) - 1
+        assert ray_cluster.sees(Path(__file__).with_name("test_api.py"))
+    finally:
+        node.end()
+
+
 def test_a_run_that_is_killed_on_a_cluster_is_resumed_there(new_workplace, head, on_threads):
     shutdown()
     place = new_workplace("killed on ray")
