@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect import get_run_logger, tags
+from prefect import flow, get_run_logger, tags
 
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
@@ -18,10 +18,10 @@ from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
 from flows.api import pipeline_flow
 from flows.fed_rlhf import run_pipeline
-from tasks.benchmark import judge_contest, share_generations
+from tasks.benchmark import judge_arms, share_generations
 from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
 from tasks.benchmark_report import write_benchmark_report
-from tasks.devices import POOL
+from tasks.devices import POOL, task_runner
 from tasks.flow_runs import claim_flow_run, retried_run
 from tasks.runs import Run, lock
 from tasks.tracking.report import earlier_means, log_benchmark_report
@@ -110,7 +110,14 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
             log.info("%s, seed %d:\n%s", arm, seed, summary)
         runs.append(run)
     if plan.contests:
-        log.info("contests, seed %d ...", seed, extra=progress(PhaseStarted(f"contests, seed {seed}")))
-    for ours, theirs in plan.contests:
-        judge_contest(folder, ours, theirs, seed)
+        name = f"contests, seed {seed}"
+        log.info("%s ...", name, extra=progress(PhaseStarted(name)))
+        runner = task_runner(runs[0].recipe().runtime)
+        contests.with_options(flow_run_name=name, task_runner=runner)(folder, plan, seed)
     POOL.release()
+
+
+@flow(name="contests", persist_result=False)
+def contests(folder: Path, plan: Benchmark, seed: int) -> None:
+    """Judge the contests between the arms with one seed."""
+    judge_arms(folder, plan.contests, seed)

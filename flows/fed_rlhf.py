@@ -47,7 +47,7 @@ from components.results import (
 )
 from flows.api import pipeline_flow
 from tasks import alignment, data, federation, rewards
-from tasks.devices import POOL, choose_workers, task_runner
+from tasks.devices import POOL, choose_workers, run_on_worker, task_runner
 from tasks.evaluation import alpaca_eval, answers, judging, questions
 from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.phase_lines import phase_line
@@ -147,7 +147,8 @@ def prepare(run: Run, recipe: Recipe) -> None:
 
 def grow_trees(run: Run, recipe: Recipe) -> None:
     """Grow the recipe's trees of thoughts; trees that any run has grown before are read."""
-    counts_by_set = data.grow_trees(recipe, run.trees, trees_root())
+    arguments = {"recipe": recipe, "folder": run.trees, "shared": trees_root()}
+    counts_by_set = run_on_worker(data.grow_trees, recipe.runtime, run.folder, **arguments)
     counts = [f"{name} {count} questions" for name, count in counts_by_set.items()]
     get_run_logger().info("trees: %s", ", ".join(counts) or "none")
     (run.trees / "done").touch()
@@ -222,7 +223,9 @@ def start_rounds(run: Run, recipe: Recipe, commits: Commits) -> tuple[ServerStat
         rounds = (committed[0].round, recipe.federation.rounds)
         get_run_logger().info(resumed, *rounds, extra=progress(Milestone()))
         return committed
-    state = method.start(federation.form_federation(run, recipe, commits), recipe.seed)
+    arguments = {"run": run, "recipe": recipe, "commits": commits}
+    formed = run_on_worker(federation.form_federation, recipe.runtime, run.folder, **arguments)
+    state = method.start(formed, recipe.seed)
     commits.write(state, None)
     return state, []
 
@@ -257,7 +260,7 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
         counts = (labelling.pairs, labelling.dropped_identical)
         log.info("labeled %d pairs (%d identical completions dropped)", *counts)
         POOL.release()
-        result = alignment.train_dpo(run, recipe)
+        result = run_on_worker(alignment.train_dpo, recipe.runtime, run.folder, run=run, recipe=recipe)
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)

@@ -12,20 +12,20 @@ from components.config import Recipe
 from components.data.records import choose_prompts, read_rows
 from components.federation.method import method_of
 from components.federation.outcome import AlignedPolicy, Outcome
+from components.federation.protocol import Generation
 from components.io import read_json, stored
 from components.models.policy import assign_round_robin
 from components.progress import Work, progress
 from components.results import AlignmentResult, LabellingResult, OutcomeRecord, SamplingResult
 from components.seeding import derive
-from tasks.devices import POOL
+from tasks.devices import POOL, run_on_worker
 from tasks.flow_runs import ProgressBar
-from tasks.policies import FINAL, compare_by_selectors, open_base_policy
+from tasks.policies import FINAL, EvaluatedPolicy, compare_by_selectors, generate_on_server
 from tasks.prefect_transport import ask_after_rounds
 from tasks.runs import Run
 from tasks.uncached import task
 
 
-@task()
 def sample_completions(run: Run, recipe: Recipe) -> SamplingResult:
     """Sample completions of the server's prompts from the policy before the alignment.
 
@@ -41,27 +41,21 @@ def sample_completions(run: Run, recipe: Recipe) -> SamplingResult:
 
 def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     prompts = choose_prompts(run.prepared, "align", recipe.alignment.prompts, recipe.seed)
-    log = get_run_logger()
-
-    def log_samples(done: int, total: int) -> None:
-        work = Work("completions", done, total)
-        log.info("sampled %d of %d completions", done, total, extra=progress(work))
-
-    with POOL.borrow(recipe.runtime) as device:
-        completions = open_base_policy(recipe, device).generate(
-            [row["prompt"] for row in prompts],
-            derive(recipe.seed, "completions"),
-            recipe.alignment.temperature,
-            recipe.alignment.completions,
-            progress=log_samples,
-        )
+    generation = Generation(
+        prompts=tuple(row["prompt"] for row in prompts),
+        seed=derive(recipe.seed, "completions"),
+        temperature=recipe.alignment.temperature,
+        count=recipe.alignment.completions,
+    )
+    base = EvaluatedPolicy("base", None)
+    completions = generate_on_server(run, recipe, base, generation, "sample completions")
+    POOL.release()
     return [
         row | {"completions": [asdict(completion) for completion in answers]}
         for row, answers in zip(prompts, completions, strict=True)
     ]
 
 
-@task()
 def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     """Label all pairs of distinct completions by the selectors, and choose those that are trained on.
 
@@ -141,7 +135,9 @@ def adopt_policy(run: Run, recipe: Recipe, outcome: Outcome) -> AlignmentResult:
     seed = derive(recipe.seed, "dpo")
     temperature = method_of(recipe.federation).sampling_temperature
     if not outcome.clients:
-        metrics = measure_kl(run, recipe, prompts, seed, temperature)
+        arguments = {"run": run, "recipe": recipe, "prompts": prompts, "seed": seed}
+        arguments["temperature"] = temperature
+        metrics = run_on_worker(measure_kl, recipe.runtime, run.folder, **arguments)
     else:
         clients = assign_round_robin(len(prompts), outcome.clients)
         jobs = outcome.kl_jobs(prompts, clients, seed, temperature)

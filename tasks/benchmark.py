@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from components.config import Recipe
-from components.evaluation import contests
 from components.federation.method import method_of
 from components.io import write_atomically
 from components.models.selector import Comparison
 from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
-from tasks.devices import POOL
-from tasks.evaluation.judging import build_judge
+from tasks.devices import run_on_workers
+from tasks.evaluation.judging import judge_pairs
 from tasks.runs import Run
-from tasks.uncached import task
 
 
 def share_generations(run: Run, others: list[Run]) -> list[str]:
@@ -58,19 +58,34 @@ def _shared_files(recipe: Recipe, other: Run) -> list[str]:
     return files
 
 
-@task(name="judge {ours} against {theirs}, seed {seed}")
-def judge_contest(folder: Path, ours: str, theirs: str, seed: int) -> None:
-    """Judge the answers of two arms' policies in both orders, where it is not done yet."""
-    path = contest_path(folder, ours, theirs, seed)
-    if path.is_file():
+def judge_arms(folder: Path, contests: Sequence[Sequence[str]], seed: int) -> None:
+    """Judge the answers of two arms' policies in both orders, in each contest that is not judged yet.
+
+    Each worker judges a contest, by the judge of its first arm.
+    """
+    paths = {(ours, theirs): contest_path(folder, ours, theirs, seed) for ours, theirs in contests}
+    missing = [pair for pair, path in paths.items() if not path.is_file()]
+    if not missing:
         return
+    calls = [_contest(folder, ours, theirs, seed) for ours, theirs in missing]
+    recipe: Recipe = calls[0]["recipe"]
+    judged = run_on_workers(judge_pairs, calls, recipe.runtime, folder)
+    for pair, own in zip(missing, judged, strict=True):
+        own.contest.write(paths[pair])
+
+
+def _contest(folder: Path, ours: str, theirs: str, seed: int) -> dict[str, Any]:
+    """The arguments of judge_pairs."""
     run = arm_run(folder, ours, seed)
-    recipe = run.recipe()
     first = answers_by_prompt(run)
     second = answers_by_prompt(arm_run(folder, theirs, seed))
     pairs = {
         name: Comparison(first[name]["prompt"], first[name]["text"], second[name]["text"])
         for name in sorted(first.keys() & second.keys())
     }
-    with POOL.borrow(recipe.runtime) as device:
-        contests.judge_contest(build_judge(run, recipe, device), pairs).write(path)
+    return {
+        "run": run,
+        "recipe": run.recipe(),
+        "name": f"{ours} against {theirs}, seed {seed}",
+        "pairs": pairs,
+    }

@@ -1,8 +1,8 @@
 """Where tasks run: the device pool of a worker process, its resident models, and Prefect's task runner.
 
 Prefect's concurrency limits count tasks but assign no device, so the pool does: a task borrows a
-device while it runs. A trainer (frozen backbone and adapter slot) is built once per device and
-stays there until another recipe's is needed; adapters are swapped into it. The pool is the only
+device while it runs. A model, such as a trainer (frozen backbone and adapter slot), is built once per device
+and stays there until another one is needed; adapters are swapped into it. The pool is the only
 object of the project that lives as long as its process, because the memory of a device does. It
 also keeps the reference's log-probabilities of pairs, which the arms of a benchmark share.
 """
@@ -14,11 +14,14 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
+from prefect import Task
+from prefect.futures import PrefectFuture
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import BackboneConfig, Recipe, RecipeError
@@ -28,8 +31,9 @@ from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.reference_cache import ReferenceCache
 from components.models.backbone import BackboneError, choose_devices, find_active_dropout
-from tasks import ray_cluster
+from tasks import ray_cluster, ray_tasks
 
+R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 Place = tuple[str, int]
@@ -37,13 +41,13 @@ Place = tuple[str, int]
 
 
 class DevicePool:
-    """Slots on devices, each lent to one task at a time, with a resident trainer."""
+    """Slots on devices, each lent to one task at a time, with a resident model."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._free: queue.PriorityQueue[Place] | None = None
-        self._residents: dict[Place, tuple[str, Trainer]] = {}
+        self._residents: dict[Place, tuple[str, Any]] = {}
         self._cached_references: tuple[str, ReferenceCache] = ("", ReferenceCache())
 
     def __reduce__(self) -> str:
@@ -75,17 +79,24 @@ class DevicePool:
         with self._borrow_place(recipe.runtime, mapped) as place:
             yield self._resident(place, key, partial(self._build, recipe, place, name))
 
-    def _resident(self, place: Place, key: str, build: Callable[[], Trainer]) -> Trainer:
-        """The trainer of a key at a place; another one's memory is free before a new one is built."""
+    @contextmanager
+    def borrow_model(self, runtime: RuntimeConfig, key: str, build: Callable[[str], R]) -> Iterator[R]:
+        """Hold a device and a model on it, which is built for the device unless it is there by this key."""
+        with self._borrow_place(runtime) as place:
+            yield self._resident(place, key, partial(build, place[0]))
+
+    def _resident(self, place: Place, key: str, build: Callable[[], R]) -> R:
+        """The model of a key at a place; another one's memory is free before a new one is built."""
         known = self._residents.get(place)
         if known is not None and known[0] == key:
-            return known[1]
+            model: R = known[1]
+            return model
         if known is not None:
             del known, self._residents[place]
             release_memory()
-        trainer = build()
-        self._residents[place] = (key, trainer)
-        return trainer
+        model = build()
+        self._residents[place] = (key, model)
+        return model
 
     def forget(self, trainer: Trainer) -> None:
         """Build another trainer in the place of one that is not returned."""
@@ -107,7 +118,7 @@ class DevicePool:
                 " (and use a backbone without dropout), or leave client_timeout out."
             )
         workers = runtime.workers
-        concurrent = workers > 1 and runtime.task_runner == "threads"
+        concurrent = workers > 1 and runtime.task_runner != "ray"
         if concurrent and device == "cpu" and (names := find_active_dropout(trainer.model)):
             raise RecipeError(
                 f"runtime.cpu_workers is {workers}, but the model has dropout ({names[0]}), and clients that"
@@ -145,7 +156,11 @@ class DevicePool:
             return self._cached_references[1]
 
     def release(self) -> None:
-        """Drop the resident trainers and the devices, so that the next phase has their memory."""
+        """Drop the resident trainers and the devices, so that the next phase has their memory.
+
+        It holds for the processes of Ray that have a GPU too.
+        """
+        ray_tasks.call_in_processes(release_pool)
         with self._lock:
             self._residents.clear()
             self._free = None
@@ -155,10 +170,19 @@ class DevicePool:
 POOL = DevicePool()
 
 
+def release_pool() -> None:
+    """Drop the resident models of this process."""
+    POOL.release()
+
+
 def device_places(runtime: RuntimeConfig) -> list[Place]:
-    """Where tasks may run concurrently: once on each GPU, runtime.cpu_workers times on the CPU."""
+    """Where tasks of this process may run concurrently: once on each GPU, cpu_workers times on the CPU.
+
+    A process of Ray sees the GPU alone that Ray has given to it.
+    """
+    is_given = runtime.task_runner == "ray" and runtime.devices != ["cpu"]
     places: list[Place] = []
-    for device in choose_devices(runtime.devices):
+    for device in choose_devices(None if is_given else runtime.devices):
         places += [(device, n) for n in range(runtime.workers if device == "cpu" else 1)]
     return places
 
@@ -166,7 +190,7 @@ def device_places(runtime: RuntimeConfig) -> list[Place]:
 def max_tasks(runtime: RuntimeConfig) -> int:
     """Tasks that can run at once."""
     if runtime.task_runner == "ray":
-        return ray_cluster.max_tasks(runtime)
+        return ray_tasks.max_tasks(runtime)
     return len(device_places(runtime))
 
 
@@ -188,7 +212,7 @@ def _describe_places(recipe: Recipe) -> tuple[int, str]:
     runtime, federation = recipe.runtime, recipe.federation
     if runtime.task_runner == "ray":
         ray_cluster.connect(runtime)
-        where = ray_cluster.describe(runtime)
+        where = ray_tasks.describe(runtime)
     else:
         devices = choose_devices(runtime.devices)
         threads = runtime.threads_of_client or 1
@@ -210,9 +234,9 @@ def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
 
 
 def choose_workers(recipe: Recipe) -> Recipe:
-    """The recipe with the threads and concurrent clients that it leaves to the machine.
+    """The recipe with the task runner, threads and concurrent clients that it leaves to the machine.
 
-    They are what the last bits of a result depend on. They follow from the recipe, the devices and the
+    The last bits of a result depend on the latter two. They follow from the recipe, the devices and the
     number of cores, never from a measurement. With Ray a client has as many threads on each machine.
 
     Raises:
@@ -223,10 +247,18 @@ def choose_workers(recipe: Recipe) -> Recipe:
     on_cpu = choose_devices(runtime.devices) == ["cpu"]
     concurrent = threads > 1 and on_cpu and _can_train_concurrently(recipe)
     chosen = {
+        "task_runner": runtime.task_runner or _choose_task_runner(runtime),
         "torch_threads": threads,
         "cpu_workers": runtime.cpu_workers or (2 if concurrent else 1),
     }
     return recipe.model_copy(update={"runtime": runtime.model_copy(update=chosen)})
+
+
+def _choose_task_runner(runtime: RuntimeConfig) -> Literal["threads", "ray"]:
+    """Threads of one process share its interpreter, which keeps several GPUs waiting."""
+    devices = choose_devices(runtime.devices)
+    has_gpus = len(devices) > 1 and "cpu" not in devices
+    return "ray" if runtime.ray_address or (has_gpus and ray_cluster.is_installed()) else "threads"
 
 
 def _can_train_concurrently(recipe: Recipe) -> bool:
@@ -256,11 +288,49 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
     Raises:
         RecipeError: see ray_cluster.task_runner.
     """
-    if runtime.task_runner == "threads":
-        return ThreadPoolTaskRunner(max_workers=max_tasks(runtime))
-    return ray_cluster.task_runner(runtime)
+    if runtime.task_runner == "ray":
+        return ray_cluster.task_runner(runtime)
+    return ThreadPoolTaskRunner(max_workers=max_tasks(runtime))
 
 
-def placement(runtime: RuntimeConfig) -> AbstractContextManager[Any]:
-    """What mapped tasks request; nothing on threads."""
-    return nullcontext() if runtime.task_runner == "threads" else ray_cluster.placement(runtime)
+def map_task(
+    task: Task[Any, R], calls: Sequence[dict[str, Any]], runtime: RuntimeConfig
+) -> list[PrefectFuture[R]]:
+    """Run a task of the present flow with the arguments of each call, and wait until all have ended."""
+    if runtime.task_runner == "ray":
+        return ray_tasks.map_task(task, calls, runtime)
+    futures = [task.submit(**call) for call in calls]
+    for future in futures:
+        future.wait()
+    return futures
+
+
+def server_workers(runtime: RuntimeConfig, folder: Path) -> int:
+    """How many tasks of the server's own work run at once: one, or one on each GPU of Ray."""
+    return max_tasks(runtime) if _computes_on_gpus(runtime, folder) else 1
+
+
+def _computes_on_gpus(runtime: RuntimeConfig, folder: Path) -> bool:
+    """Whether processes of Ray do the server's work; nodes that do not see the run's folder do not."""
+    return runtime.task_runner == "ray" and ray_tasks.has_gpus() and ray_cluster.sees(folder)
+
+
+def run_on_workers(
+    task: Task[Any, R], calls: Sequence[dict[str, Any]], runtime: RuntimeConfig, folder: Path
+) -> list[R]:
+    """The results of a task of the server that uses a device, for the arguments of each call.
+
+    The calls run on the GPUs of Ray, see server_workers, else one after the other in this process.
+
+    Args:
+        folder: of the run.
+    """
+    if _computes_on_gpus(runtime, folder):
+        return [future.result() for future in ray_tasks.map_task(task, calls, runtime)]
+    return [task(**call) for call in calls]
+
+
+def run_on_worker(task: Task[Any, R], runtime: RuntimeConfig, folder: Path, **arguments: Any) -> R:
+    """The result of one call, see run_on_workers."""
+    (result,) = run_on_workers(task, [arguments], runtime, folder)
+    return result

@@ -25,7 +25,7 @@ from components.results import (
     StepRecord,
 )
 from components.versions import ROUNDS
-from tasks.devices import POOL
+from tasks.devices import POOL, run_on_workers
 from tasks.prefect_transport import rounds_contexts
 from tasks.rewards import rewards_fingerprint
 from tasks.runs import RESULT, Run
@@ -62,14 +62,18 @@ def evaluate_state(
     The measurement is stored, and read if it is stored.
     """
     method = method_of(recipe.federation)
-    return RoundEvaluation.stored(
-        run.federation / f"evaluation-{state.round:05d}.json",
-        lambda: RoundEvaluation(
+
+    def measure() -> RoundEvaluation:
+        jobs = method.measure(state)
+        calls = [{"run": run, "recipe": recipe, "job": job} for job in jobs]
+        measured = run_on_workers(measure_rewards, calls, recipe.runtime, run.folder)
+        return RoundEvaluation(
             rounds_done=state.round,
             accuracy=measure_accuracy(run, recipe, method.outcome(state), state.round, transport),
-            measures={job.name: measure_rewards(run, recipe, job) for job in method.measure(state)},
-        ),
-    )
+            measures={job.name: figures for job, figures in zip(jobs, measured, strict=True)},
+        )
+
+    return RoundEvaluation.stored(run.federation / f"evaluation-{state.round:05d}.json", measure)
 
 
 @task(name="measure {job.name} after {job.round} rounds")

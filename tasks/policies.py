@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from prefect import get_run_logger
 
 from components.config import Recipe, RecipeError
@@ -22,9 +23,10 @@ from components.federation.protocol import Generation
 from components.io import DamagedFileError, file_hashes, verify_files
 from components.models.generation import Completion
 from components.models.policy import Policy
+from components.models.store import AdapterHash
 from components.progress import Work, progress
 from components.results import AlignmentResult, OutcomeRecord
-from tasks.devices import POOL
+from tasks.devices import POOL, run_on_workers, server_workers
 from tasks.prefect_transport import ask_after_rounds, rounds_contexts
 from tasks.runs import Run
 from tasks.uncached import task
@@ -112,11 +114,11 @@ def generate(
 
     Args:
         generations: by client; under the empty name those of the policy that all clients share.
-        task_name: of the task that loads a shared policy.
+        task_name: of the tasks of a shared policy.
     """
     if policy.outcome is None or not policy.clients:
-        named = generate_on_server.with_options(name=f"{task_name}: {policy.name}")
-        named(recipe, policy, list(generations[""]), store)
+        for number, generation in enumerate(generations[""]):
+            store("", number, generate_on_server(run, recipe, policy, generation, task_name))
         return
     outputs = ask_after_rounds(run, recipe, policy.outcome.generate_jobs(generations))
     for client, output in outputs.items():
@@ -124,21 +126,37 @@ def generate(
             store(client, number, [[_read(one) for one in samples] for samples in texts])
 
 
-@task()
 def generate_on_server(
-    recipe: Recipe, policy: EvaluatedPolicy, generations: list[Generation], store: Store
-) -> None:
-    """Let a policy that all clients share complete prompts, see `generate`."""
+    run: Run, recipe: Recipe, policy: EvaluatedPolicy, generation: Generation, task_name: str
+) -> list[list[Completion]]:
+    """Let a policy that all clients share complete prompts, a part of them by each worker."""
+    count = len(generation.prompts)
+    workers = server_workers(recipe.runtime, run.folder)
+    parts = [range(n, count, workers) for n in range(min(workers, count))]
+    common = {"recipe": recipe, "policy": policy, "generation": generation, "name": task_name}
+    calls = [common | {"part": part} for part in parts]
+    completions: list[list[Completion]] = [[] for _ in generation.prompts]
+    answers = run_on_workers(generate_part, calls, recipe.runtime, run.folder)
+    for part, own in zip(parts, answers, strict=True):
+        for n, samples in zip(part, own, strict=True):
+            completions[n] = samples
+    return completions
+
+
+@task(name="{name}: {policy.name}")
+def generate_part(
+    recipe: Recipe, policy: EvaluatedPolicy, generation: Generation, part: range, name: str
+) -> list[list[Completion]]:
+    """A policy's completions of a part of the prompts."""
     log = get_run_logger()
 
     def log_prompts(done: int, total: int) -> None:
-        work = Work(f"answers of the {policy.name} policy", done, total)
-        log.info("%s policy: %d of %d answers", policy.name, done, total, extra=progress(work))
+        work = Work(f"{name}: {policy.name} policy", done, total)
+        log.info("%s: %s policy, %d of %d", name, policy.name, done, total, extra=progress(work))
 
-    with POOL.borrow(recipe.runtime) as device:
-        model = policy.open(recipe, device)
-        for number, generation in enumerate(generations):
-            store("", number, generation.complete(model, log_prompts))
+    key = f"policy/{policy.folder}/{recipe.fingerprint('policy', 'alignment')}"
+    with POOL.borrow_model(recipe.runtime, key, partial(policy.open, recipe)) as model:
+        return generation.complete(model, log_prompts, part)
 
 
 def _read(completion: dict[str, Any]) -> Completion:
@@ -151,13 +169,31 @@ def compare_by_selectors(run: Run, recipe: Recipe, comparisons: Sequence[Compari
     Raises:
         OutcomeError: the rounds did not end with selectors.
     """
-    from components.learning.selector_training import compare
-    from components.models.selector_model import Selector
-
     outcome = load_outcome(run.federation_result().outcome)
     if not isinstance(outcome, SelectorEnsemble):
         raise OutcomeError(f"the outcome '{outcome.kind}' has no selectors that compare completions")
+    workers = server_workers(recipe.runtime, run.folder)
+    common = {"run": run, "recipe": recipe, "comparisons": comparisons}
+    common["adapters"] = outcome.adapters_of("")
+    calls = [common | {"share": (number, workers)} for number in range(workers)]
+    shares = run_on_workers(compare_share, calls, recipe.runtime, run.folder)
+    margins: Array = np.sum(shares, axis=0)
+    return margins
+
+
+@task(name="compare completions by selectors")
+def compare_share(
+    run: Run,
+    recipe: Recipe,
+    comparisons: Sequence[Comparison],
+    adapters: Sequence[AdapterHash],
+    share: tuple[int, int],
+) -> Array:
+    """A share of the margins of comparisons, see Selector.margins."""
+    from components.learning.selector_training import compare
+    from components.models.selector_model import BatchShare, Selector
+
     store = rounds_contexts(run).adapters
-    with POOL.borrow(recipe.runtime) as device:
-        selector = Selector(recipe.selector, device)
-        return compare(selector, comparisons, [store.get(digest) for digest in outcome.adapters_of("")])
+    key = f"selector/{recipe.fingerprint('selector')}"
+    with POOL.borrow_model(recipe.runtime, key, partial(Selector, recipe.selector)) as selector:
+        return compare(selector, comparisons, [store.get(digest) for digest in adapters], BatchShare(*share))

@@ -16,7 +16,7 @@ from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from prefect import runtime, unmapped
+from prefect import runtime
 from prefect.events.worker import EventsWorker
 from prefect.futures import PrefectFuture
 from prefect.logging.handlers import APILogWorker
@@ -33,7 +33,7 @@ from components.io import ABANDONED, FullDiskError, file_hash, write_atomically
 from components.models.store import AdapterStore
 from components.names import short_labels
 from tasks import ray_cluster
-from tasks.devices import POOL, max_tasks, placement
+from tasks.devices import POOL, map_task, max_tasks
 from tasks.ray_files import Sender, SentFiles, Written
 from tasks.runs import Run
 from tasks.uncached import task
@@ -223,11 +223,12 @@ class PrefectTransport(Transport):
             retries=self.recipe.runtime.retries, retry_delay_seconds=1, retry_condition_fn=may_succeed
         )
         sender = self.senders[0] if self.senders else None
-        contexts = unmapped(self.contexts) if sender is None else sender.send(shards)
-        with placement(self.recipe.runtime):
-            futures = mapped.map(shards, recipe=unmapped(self.recipe), contexts=contexts)
-        if self.recipe.runtime.task_runner == "ray":
-            ray_cluster.wait_for(futures)
+        contexts = [self.contexts] * len(shards) if sender is None else sender.send(shards)
+        calls = [
+            {"shard": shard, "recipe": self.recipe, "contexts": own}
+            for shard, own in zip(shards, contexts, strict=True)
+        ]
+        futures = map_task(mapped, calls, self.recipe.runtime)
         return collect_answers(futures, shards, self.contexts.adapters, sender)
 
 

@@ -1,7 +1,4 @@
-"""Where client tasks run on Ray: the connection to a cluster, and what a task requests of it.
-
-A task runs in a process of the cluster, which keeps its trainer for the tasks after it.
-"""
+"""The connection to a Ray cluster, and what its nodes see."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import wait
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -23,20 +20,26 @@ from prefect.settings import PREFECT_API_URL
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
 from components.environment import malloc_variables
+from components.models.backbone import choose_devices
 from components.models.rewards.function import ALLOW_CODE
 from components.paths import home, without_credentials
 
 if TYPE_CHECKING:
-    from prefect.futures import PrefectFuture
     from prefect.task_runners import TaskRunner
 
 CONNECTED: list[str] = []
-"""The address that this process is connected to."""
+"""The address that this process is connected to, and the GPUs of a Ray that it has started."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SEEN: dict[tuple[str, Path], bool] = {}
-"""Whether a node has a file."""
+"""Whether a node has a file or folder."""
 T = TypeVar("T")
 R = TypeVar("R")
 TOKEN_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def is_installed() -> bool:
+    """Whether the extra is installed."""
+    return find_spec("ray") is not None and find_spec("prefect_ray") is not None
 
 
 def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
@@ -72,7 +75,8 @@ def connect(runtime: RuntimeConfig) -> None:
             "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
         ) from None
     address = runtime.ray_address or "local"
-    if ray.is_initialized() and [address] != CONNECTED:
+    gpus = [] if runtime.ray_address else [one for one in choose_devices(runtime.devices) if one != "cpu"]
+    if ray.is_initialized() and [address, *gpus] != CONNECTED:
         ray.shutdown()
     if ray.is_initialized():
         return
@@ -81,10 +85,10 @@ def connect(runtime: RuntimeConfig) -> None:
     options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "namespace": "prefect"}
     options |= {"log_to_driver": False, "logging_level": "warning"}
     if runtime.ray_address is None:
-        options["include_dashboard"] = False
+        options |= {"include_dashboard": False, "num_gpus": len(gpus)}
     try:
         _require_answer(runtime.ray_address)
-        with _signal_handlers():
+        with _signal_handlers(), _visible(gpus):
             ray.init(address, **options)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
@@ -95,8 +99,25 @@ def connect(runtime: RuntimeConfig) -> None:
             f" ({reason}): see that it runs, that it has the same versions of Ray and Python, and that"
             " RAY_AUTH_MODE is token and RAY_AUTH_TOKEN_PATH names its token."
         ) from None
-    CONNECTED[:] = [address]
+    CONNECTED[:] = [address, *gpus]
     SEEN.clear()
+
+
+@contextmanager
+def _visible(gpus: Sequence[str]) -> Iterator[None]:
+    """Let a Ray that starts here have these GPUs of this process alone."""
+    before = os.environ.get(VISIBLE)
+    numbers = [int(device.partition(":")[2]) for device in gpus]
+    names = before.split(",") if before else [str(n) for n in range(max(numbers, default=-1) + 1)]
+    if numbers:
+        os.environ[VISIBLE] = ",".join(names[n] for n in numbers)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VISIBLE, None)
+        else:
+            os.environ[VISIBLE] = before
 
 
 @contextmanager
@@ -162,13 +183,13 @@ def _use_own_token() -> None:
 
 
 def sees(path: Path) -> bool:
-    """Whether every node of the cluster has a file at the path that it has on this machine.
+    """Whether every node of the cluster has a file or folder at the path that it has on this machine.
 
     A node is asked once.
     """
     nodes = living_nodes()
     unknown = [node for node in nodes if (node, path) not in SEEN]
-    for node, answer in call_on_nodes(unknown, Path.is_file, path).items():
+    for node, answer in call_on_nodes(unknown, Path.exists, path).items():
         SEEN[node, path] = answer is True
     return all(SEEN.get((node, path), True) for node in nodes)  # a node without an answer is lost
 
@@ -204,60 +225,3 @@ def living_nodes() -> dict[str, str]:
     import ray
 
     return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-
-
-def wait_for(futures: Iterable[PrefectFuture[Any]]) -> None:
-    """Wait until tasks have ended. Ray's own waiting would lose the exception of a signal's handler."""
-    wait([cast(Any, future).wrapped_future.future() for future in futures])
-
-
-def requested(runtime: RuntimeConfig) -> dict[str, float]:
-    """What a task requests of the cluster: a GPU where there are GPUs, else the cores of its threads."""
-    import ray
-
-    if ray.cluster_resources().get("GPU", 0) >= 1:
-        return {"num_gpus": 1}
-    return {"num_cpus": runtime.threads_of_client or 1}
-
-
-def placement(runtime: RuntimeConfig) -> AbstractContextManager[Any]:
-    """The request of mapped tasks."""
-    from prefect_ray.context import remote_options
-
-    # With num_gpus, Ray would end the process after a task, and each task would load the model.
-    options: AbstractContextManager[Any] = remote_options(max_calls=0, **requested(runtime))
-    return options
-
-
-def max_tasks(runtime: RuntimeConfig) -> int:
-    """Tasks that run at once on the whole cluster, if nothing else does.
-
-    Raises:
-        RecipeError: no node has the cores of one task.
-    """
-    import ray
-
-    ((name, share),) = requested(runtime).items()
-    resource = "GPU" if name == "num_gpus" else "CPU"
-    sizes = [node["Resources"].get(resource, 0) for node in ray.nodes() if node["Alive"]]
-    count = int(sum(size // share for size in sizes))
-    if not count:
-        raise RecipeError(
-            f"a client has {share:g} threads (runtime.torch_threads / runtime.cpu_workers), but the largest"
-            f" node of Ray offers {max(sizes, default=0):g} cores: set runtime.torch_threads lower, or start"
-            " the nodes with more cores (ray start --num-cpus)."
-        )
-    return count
-
-
-def describe(runtime: RuntimeConfig) -> str:
-    """The cluster, and what a task requests of it."""
-    import ray
-
-    resources = ray.cluster_resources()
-    sizes = {"node": len(living_nodes()), "core": resources.get("CPU", 0), "GPU": resources.get("GPU", 0)}
-    cluster = ", ".join(f"{size:g} {name}{'s' * (size != 1)}" for name, size in sizes.items() if size)
-    ((name, share),) = requested(runtime).items()
-    place = runtime.ray_address or "on this machine"
-    thing = "GPU" if name == "num_gpus" else f"core{'s' * (share != 1)}"
-    return f"Ray {place} ({cluster}), with {share:g} {thing} each"

@@ -22,7 +22,7 @@ from components.models.rewards.reward_section import (
     response_reward,
 )
 from components.names import file_name
-from tasks.devices import POOL
+from tasks.devices import POOL, run_on_worker
 from tasks.runs import Run, judges_root
 from tasks.uncached import task
 
@@ -35,7 +35,8 @@ def prepare_rewards(run: Run, recipe: Recipe) -> None:
     """
     prepare = prepare_reward if method_of(recipe.federation).scores_completions else score_pairs
     for name in recipe.rewards:
-        _log_figures(name, prepare(run, recipe, name))
+        arguments = {"run": run, "recipe": recipe, "name": name}
+        _log_figures(name, run_on_worker(prepare, recipe.runtime, run.folder, **arguments))
 
 
 def rewards_fingerprint(rewards: Mapping[str, RewardConfig], prepared: Path) -> str:

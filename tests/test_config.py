@@ -372,12 +372,18 @@ def test_all_errors_are_shown_at_once_on_lines_of_their_own():
         ("alignment.dpo.optimizer=foo", "alignment.dpo.optimizer"),
         ("runtime.devices=[cpu, cpu]", "runtime.devices"),
         ("runtime.devices=[gpu]", "'gpu' is not a device"),
-        ("runtime.ray_address=10.0.0.1:6379", "ray_address is for task_runner 'ray': set task_runner too"),
+        (
+            "runtime={task_runner: threads, ray_address: '10.0.0.1:6379'}",
+            "ray_address is for task_runner 'ray': set task_runner too",
+        ),
         (
             "runtime={task_runner: ray, ray_address: head}",
             "'head' is no address of a cluster: expected HOST:PORT",
         ),
-        ("runtime={task_runner: ray, devices: [cpu]}", "devices is for task_runner 'threads'"),
+        (
+            "runtime={ray_address: '10.0.0.1:6379', devices: [cpu]}",
+            "devices are those of this machine: a Ray cluster has the GPUs that its nodes were started with",
+        ),
     ],
 )
 def test_what_would_fail_after_the_rounds_is_refused_before_them(override, part):

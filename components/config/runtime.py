@@ -22,9 +22,10 @@ class RuntimeConfig(Section):
     transport: str = "prefect"
     """How jobs reach the clients and updates the server. prefect: mapped tasks of the run, on the
     task runner."""
-    task_runner: Literal["threads", "ray"] = "threads"
+    task_runner: Literal["threads", "ray"] | None = None
     """Where mapped tasks run. threads: threads of this process, one per GPU or cpu_workers on the
-    CPU; ray: a Ray cluster."""
+    CPU; ray: processes of Ray, one per GPU or as many as there are cores for. null: ray with a
+    ray_address, and where a run starts with several GPUs and the extra ray is installed; else threads."""
     ray_address: str | None = None
     """Address HOST:PORT of a Ray cluster; null starts a local one."""
     devices: list[str] | None = None
@@ -71,9 +72,10 @@ class RuntimeConfig(Section):
 
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:
-        if self.task_runner == "ray" and self.devices:
+        if self.ray_address is not None and self.devices:
             raise ValueError(
-                "devices is for task_runner 'threads': Ray gives each task a GPU of its own, so leave it out"
+                "devices are those of this machine: a Ray cluster has the GPUs that its nodes were started"
+                " with, so leave devices or ray_address out"
             )
         if self.task_runner == "threads" and self.ray_address is not None:
             raise ValueError("ray_address is for task_runner 'ray': set task_runner too, or leave it out")

@@ -320,11 +320,16 @@ class Generation(Result):
     count: int = 1
     max_new_tokens: int | None = None  # None: policy.max_new_tokens
 
-    def complete(self, policy: Policy, progress: GenerationProgress | None = None) -> list[list[Completion]]:
-        """`count` completions of each prompt."""
-        return policy.generate(
-            self.prompts, self.seed, self.temperature, self.count, self.max_new_tokens, progress
-        )
+    def complete(
+        self, policy: Policy, progress: GenerationProgress | None = None, part: Sequence[int] | None = None
+    ) -> list[list[Completion]]:
+        """`count` completions of each prompt, or of a part of them by their positions."""
+        from components.models.generation import SampleKey
+
+        part = range(len(self.prompts)) if part is None else part
+        prompts = [self.prompts[n] for n in part]
+        keys = [SampleKey(self.seed, n) for n in part]
+        return policy.generate(prompts, keys, self.temperature, self.count, self.max_new_tokens, progress)
 
 
 class GenerateJob(AdapterJob, PrivateJob):

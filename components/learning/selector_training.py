@@ -11,7 +11,7 @@ from components.learning.loop import Loss, RowLosses, Rows, Trained, Training, t
 from components.learning.objectives import selector_loss
 from components.models.resident import Pair
 from components.models.selector import Comparison
-from components.models.selector_model import Selector
+from components.models.selector_model import WHOLE, BatchShare, Selector
 from components.models.store import Adapter
 
 
@@ -67,17 +67,22 @@ def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
     return margins
 
 
-def compare(selector: Selector, comparisons: Sequence[Comparison], adapters: Sequence[Adapter]) -> np.ndarray:
-    """Log-odds that the first completion is better, by each adapter, [U, N]."""
+def compare(
+    selector: Selector,
+    comparisons: Sequence[Comparison],
+    adapters: Sequence[Adapter],
+    share: BatchShare = WHOLE,
+) -> np.ndarray:
+    """Log-odds that the first completion is better, by each adapter, [U, N]; see Selector.margins."""
     margins = np.zeros((len(adapters), len(comparisons)))
     for row, adapter in zip(margins, adapters, strict=True):
         selector.slot.load(adapter)
-        row[:] = selector.margins(comparisons)
+        row[:] = selector.margins(comparisons, share)
     return margins
 
 
 def accuracy(margins: np.ndarray) -> float:
-    """Share of margins above 0, where a margin of 0 counts half; NaN if there are none."""
+    """BatchShare of margins above 0, where a margin of 0 counts half; NaN if there are none."""
     if not margins.size:
         return float("nan")
     return float(np.mean((margins > 0) + 0.5 * (margins == 0)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ from components.models.tokens import sort_distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class BatchShare(NamedTuple):
+    """Every count-th batch, of one of several processes that compute a share each."""
+
+    number: int
+    of: int
+
+
+WHOLE = BatchShare(0, 1)
 
 
 class Selector:
@@ -64,8 +74,11 @@ class Selector:
         base = cast("PreTrainedModel", self.model.get_base_model())
         return choice_logits(base, input_ids, last, self.choices, self.one_position)
 
-    def logits(self, comparisons: Sequence[Comparison]) -> np.ndarray:
-        """Logits of ' A' and ' B' for N comparisons, for the adapter in the slot; [N, 2] fp32."""
+    def logits(self, comparisons: Sequence[Comparison], share: BatchShare = WHOLE) -> np.ndarray:
+        """Logits of ' A' and ' B' for N comparisons, for the adapter in the slot; [N, 2] fp32.
+
+        With a share of the batches, the logits of the others are 0, so that shares can be added.
+        """
         rows, positions = sort_distinct([tuple(self.encode(each)) for each in comparisons], length=len)
         logits = np.zeros((len(rows), 2), dtype=np.float32)
         parts = concurrent_parts(torch.device(self.device))
@@ -77,31 +90,33 @@ class Selector:
             with torch.inference_mode():
                 logits[chunk] = self.choice_logits(*self.collate(rows[chunk])).cpu().numpy()
 
-        run_concurrently([partial(compute, start) for start in range(0, len(rows), size)], at_once=parts)
+        batches = range(0, len(rows), size)[share.number :: share.of]
+        run_concurrently([partial(compute, start) for start in batches], at_once=parts)
         return logits[positions]
 
-    def margins(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def margins(self, comparisons: Sequence[Comparison], share: BatchShare = WHOLE) -> np.ndarray:
         """Log-odds that the first completion is better, for the adapter in the slot; [N] float64.
 
         With orders 'both' it is the mean over a comparison and its swapped copy, which cancels a
         preference for a position. With 'single' it is that of the comparison alone, as in the
-        paper. The first completion is chosen where it is above 0.
+        paper. The first completion is chosen where it is above 0. With a share of the batches, the margins
+        of all shares have this sum, to the last bit.
         """
         if self.config.orders == "single":
-            return self.margins_as_shown(comparisons)
-        mean: np.ndarray = self.margins_by_order(comparisons).mean(axis=0)
+            return self.margins_as_shown(comparisons, share)
+        mean: np.ndarray = self.margins_by_order(comparisons, share).mean(axis=0)
         return mean
 
-    def margins_as_shown(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def margins_as_shown(self, comparisons: Sequence[Comparison], share: BatchShare = WHOLE) -> np.ndarray:
         """Log-odds of ' A' against ' B' for each comparison in its own order; [N] float64."""
-        logits = self.logits(comparisons).astype("float64")
+        logits = self.logits(comparisons, share).astype("float64")
         odds: np.ndarray = logits[:, 0] - logits[:, 1]
         return odds
 
-    def margins_by_order(self, comparisons: Sequence[Comparison]) -> np.ndarray:
+    def margins_by_order(self, comparisons: Sequence[Comparison], share: BatchShare = WHOLE) -> np.ndarray:
         """Log-odds that the first completion is better, shown as A and as B; [2, N] float64."""
         swapped = [Comparison(c.prompt, c.second, c.first) for c in comparisons]
-        shown_as_a, shown_as_b = np.split(self.margins_as_shown([*comparisons, *swapped]), 2)
+        shown_as_a, shown_as_b = np.split(self.margins_as_shown([*comparisons, *swapped], share), 2)
         return np.stack([shown_as_a, -shown_as_b])
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -10,20 +13,20 @@ from prefect import get_run_logger
 
 from components.config import Recipe, RecipeError
 from components.data.templates import load as load_template
-from components.evaluation.contests import judge_contest
+from components.evaluation.contests import Contest, judge_contest
 from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.io import read_json, write_json
 from components.models.selector import Comparison
 from components.results import CurvePoint, EvaluationResult
 from components.seeding import derive
-from tasks.devices import POOL
+from tasks.devices import POOL, run_on_worker, run_on_workers
 from tasks.evaluation.answers import ALIGNED, BASE, answer_prompts, answers_file
 from tasks.policies import EvaluatedPolicy, compare_by_selectors
 from tasks.runs import Run, contest_file, judges_root
 from tasks.uncached import task
 
 
-def build_judge(run: Run, recipe: Recipe, device: str, log_training: bool = False) -> Judge:
+def build_judge(run: Run, recipe: Recipe, device: str) -> Judge:
     """The recipe's judge on a device."""
     log = get_run_logger()
 
@@ -34,11 +37,50 @@ def build_judge(run: Run, recipe: Recipe, device: str, log_training: bool = Fals
     section = cast(JudgeSection, recipe.evaluation.judge)
     section.check_data(run.prepared)
     template = load_template(recipe.policy.template, "policy")
-    shown = progress if log_training else None
-    return section.build(JudgeResources(run.prepared, judges_root(), recipe.seed, device, template, shown))
+    return section.build(JudgeResources(run.prepared, judges_root(), recipe.seed, device, template, progress))
 
 
-@task()
+@dataclass(frozen=True)
+class JudgedContest:
+    """A contest, and what the judge has written in it."""
+
+    contest: Contest
+    texts: list[dict[str, str]]
+    figures: dict[str, float]  # how much those of the judge have grown, such as a count of its inputs
+
+
+def judge_contests(
+    run: Run, recipe: Recipe, contests: Mapping[str, Mapping[str, Comparison]]
+) -> dict[str, JudgedContest]:
+    """Put the pairs of contests to the recipe's judge, a contest to each worker."""
+    common = {"run": run, "recipe": recipe}
+    calls = [common | {"name": name, "pairs": dict(pairs)} for name, pairs in contests.items()]
+    judged = run_on_workers(judge_pairs, calls, recipe.runtime, run.folder)
+    return dict(zip(contests, judged, strict=True))
+
+
+def _borrow_judge(run: Run, recipe: Recipe) -> AbstractContextManager[Judge]:
+    key = f"judge/{run.folder}/{recipe.fingerprint('evaluation', 'policy')}"
+    return POOL.borrow_model(recipe.runtime, key, partial(build_judge, run, recipe))
+
+
+@task(name="prepare the judge")
+def prepare_judge(run: Run, recipe: Recipe) -> tuple[str, dict[str, float]]:
+    """Train the judge, if it has to be, and return its description and figures."""
+    with _borrow_judge(run, recipe) as judge:
+        return judge.description, judge.figures
+
+
+@task(name="judge {name}")
+def judge_pairs(run: Run, recipe: Recipe, name: str, pairs: dict[str, Comparison]) -> JudgedContest:
+    """Put the pairs of a contest to the judge in both orders."""
+    with _borrow_judge(run, recipe) as judge:
+        written, before = len(judge.texts), dict(judge.figures)
+        contest = judge_contest(judge, pairs)
+        grown = {key: value - before[key] for key, value in judge.figures.items()}
+        return JudgedContest(contest, judge.texts[written:], grown)
+
+
 def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
     """Judge the policies' answers against each other and against references, in both orders.
 
@@ -48,15 +90,19 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
     from components.evaluation.overlap import rouge
 
     rows = read_json(run.evaluation / "answers.json")
+    arguments = {"run": run, "recipe": recipe}
+    description, figures = run_on_worker(prepare_judge, recipe.runtime, run.folder, **arguments)
     contests = {}
-    with POOL.borrow(recipe.runtime) as device:
-        judge = build_judge(run, recipe, device, log_training=True)
-        for name, pairs in policy_pairs(rows, recipe.evaluation.contests).items():
-            contest = judge_contest(judge, pairs).write(contest_file(run.evaluation, name))
-            seed = derive(recipe.seed, "bootstrap", name)
-            contests[name] = contest.figures(recipe.evaluation.bootstrap, seed)
-        if judge.texts:
-            write_json(run.evaluation / "judgements.json", judge.texts)
+    texts = []
+    judged = judge_contests(run, recipe, policy_pairs(rows, recipe.evaluation.contests))
+    for name, own in judged.items():
+        contest = own.contest.write(contest_file(run.evaluation, name))
+        seed = derive(recipe.seed, "bootstrap", name)
+        contests[name] = contest.figures(recipe.evaluation.bootstrap, seed)
+        texts += own.texts
+        figures = {key: value + own.figures[key] for key, value in figures.items()}
+    if texts:
+        write_json(run.evaluation / "judgements.json", texts)
     human_answers = [row["references"] for row in rows]
     answers: dict[str, float] = {}
     for name in (ALIGNED, BASE):
@@ -64,8 +110,8 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
         answers[f"{name}_tokens"] = sum(row[name]["tokens"] for row in rows) / len(rows)
     return EvaluationResult(
         answers=answers,
-        judge=judge.description,
-        judge_figures=judge.figures,
+        judge=description,
+        judge_figures=figures,
         contests=contests,
         rouge={name: rouge([row[name]["text"] for row in rows], human_answers) for name in (BASE, ALIGNED)},
     )
@@ -128,7 +174,6 @@ def answer_at_checkpoints(run: Run, recipe: Recipe) -> list[int]:
     return sorted(folders)
 
 
-@task()
 def draw_reward_hacking_curve(run: Run, recipe: Recipe, steps: Sequence[int]) -> list[CurvePoint]:
     """Selectors' and judge's scores of a policy at steps of DPO, against the base policy.
 
@@ -138,17 +183,14 @@ def draw_reward_hacking_curve(run: Run, recipe: Recipe, steps: Sequence[int]) ->
     """
     contests = checkpoint_pairs(run, steps)
     proxies = _selector_scores(run, recipe, contests)
-    POOL.release()
+    judged = judge_contests(run, recipe, {f"step {step}": pairs for step, pairs in contests.items()})
     curve = []
-    with POOL.borrow(recipe.runtime) as device:
-        judge = build_judge(run, recipe, device)
-        for step, pairs in contests.items():
-            contest = judge_contest(judge, pairs)
-            rate = contest.win_rate()
-            parsed = rate.wins + rate.ties + rate.losses
-            score = (rate.wins + rate.ties / 2) / parsed if parsed else float("nan")
-            prompts = len(set(contest.units))
-            curve.append(CurvePoint(step=step, prompts=prompts, proxy=proxies[step], judge=score))
+    for step, own in zip(contests, judged.values(), strict=True):
+        rate = own.contest.win_rate()
+        parsed = rate.wins + rate.ties + rate.losses
+        score = (rate.wins + rate.ties / 2) / parsed if parsed else float("nan")
+        prompts = len(set(own.contest.units))
+        curve.append(CurvePoint(step=step, prompts=prompts, proxy=proxies[step], judge=score))
     return curve
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
 import threading
 from pathlib import Path
 
@@ -47,6 +49,35 @@ def test_the_rounds_of_a_method_are_on_one_device(name, prepared, tmp_path, ran)
         for tensor in loop.commits.store.get(digest).values():
             assert tensor.dtype == torch.float32
             assert tensor.isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def ray_processes():
+    """Lets processes of Ray find claimed devices, and read a token of the tests' own."""
+    site = Path(__file__).with_name("site")
+    with tempfile.NamedTemporaryFile("w") as token, pytest.MonkeyPatch.context() as patch:
+        token.write(secrets.token_hex(32))
+        token.flush()
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", token.name)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
+        yield
+        import ray
+
+        ray.shutdown()
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_method_on_processes_of_ray_has_the_bytes_of_one_device(name, new_workplace, ray_processes):
+    place = new_workplace(f"ray {name}")
+    alone = place.run(*VARIANTS[name], "runtime.devices=[cuda:0]")
+    run = place.run(*VARIANTS[name])
+    assert run.run.recipe().runtime.task_runner == "ray"
+    for phase in ("federation", "alignment", "evaluation"):
+        assert (run.folder / phase / "result.json").read_bytes() == (
+            alone.folder / phase / "result.json"
+        ).read_bytes()
 
 
 PIPELINES = {

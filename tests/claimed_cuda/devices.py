@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -39,6 +40,10 @@ PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.addmm_: 1}
 """Products of linear layers, and the position of their left factor. Attention is one kernel on a GPU."""
 MISMATCHES: list[str] = []
 """The operations that mixed devices, also those whose error was caught."""
+
+
+DRAWING = threading.Lock()
+"""Held while an operation draws from the generator of the CPU in place of a device's."""
 
 
 class DeviceMismatch(RuntimeError):
@@ -146,17 +151,36 @@ def _claim_result(func: Any, args: Any, kwargs: dict[str, Any], device: torch.de
     held_args, held_kwargs = tree_map_only(ClaimedTensor, lambda one: one.held, (args, kwargs))
     if held_kwargs.get("device") is not None:
         held_kwargs["device"] = CPU
-    result = (
-        _wide_product(held_args, held_kwargs)
-        if "dtype" in func._overloadname and packet in (aten.mm, aten.addmm)
-        else func(*held_args, **held_kwargs)
-    )
+    if "dtype" in func._overloadname and packet in (aten.mm, aten.addmm):
+        result = _wide_product(held_args, held_kwargs)
+    else:
+        with _own_numbers(func, held_args, held_kwargs, device):
+            result = func(*held_args, **held_kwargs)
     if packet is aten._to_copy and result.data_ptr() == held_args[0].data_ptr():
         result = result.clone()
     if device.type == "cpu":
         return args[0] if packet is aten.copy_ else result
     claimed = tree_map_only(torch.Tensor, lambda one: ClaimedTensor(one, device), result)
     return return_and_correct_aliasing(func, args, kwargs, claimed)
+
+
+@contextlib.contextmanager
+def _own_numbers(func: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Iterator[None]:
+    """Let an operation that draws random numbers, such as dropout, draw them from the device's generator."""
+    leaves = tree_leaves((args, kwargs))
+    given = any(isinstance(leaf, torch._C.Generator) for leaf in leaves)
+    if torch.Tag.nondeterministic_seeded not in func.tags or given or device.type != "cuda":
+        yield
+        return
+    own = torch.cuda.default_generators[device.index]
+    with DRAWING:
+        state = torch.default_generator.get_state()
+        torch.default_generator.set_state(own.get_state())
+        try:
+            yield
+        finally:
+            own.set_state(torch.default_generator.get_state())
+            torch.default_generator.set_state(state)
 
 
 def _wide_product(args: Any, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -259,6 +283,12 @@ def _claimed(generator: torch._C.Generator) -> torch.device:
     return GENERATORS.get(generator._cdata, CPU)
 
 
+def _visible(count: int) -> int:
+    """The number of devices that this process may use."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return count if named is None else len([name for name in named.split(",") if name])
+
+
 def _cuda_functions(count: int) -> dict[str, Any]:
     """What torch.cuda says of so many devices of 80 GiB."""
     generators = tuple(ClaimedGenerator(f"cuda:{n}") for n in range(MAX_DEVICES))
@@ -275,9 +305,9 @@ def _cuda_functions(count: int) -> dict[str, Any]:
 
     return {
         "_lazy_init": lambda: None,
-        "is_available": lambda: True,
+        "is_available": lambda: _visible(count) > 0,
         "is_initialized": lambda: True,
-        "device_count": lambda: count,
+        "device_count": lambda: _visible(count),
         "current_device": lambda: getattr(current, "index", 0),
         "set_device": lambda device: setattr(current, "index", index(device)),
         "get_device_properties": properties,

@@ -4,10 +4,13 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +19,8 @@ from components.config.runtime import RuntimeConfig
 from components.recipes import load_recipe
 from infra.servers import free_port
 from perf.cluster import Node
-from tasks import ray_cluster
-from tasks.devices import describe_places
+from tasks import ray_cluster, ray_tasks
+from tasks.devices import describe_places, release_pool
 from tasks.ray_files import PREFIX
 
 pytestmark = [
@@ -320,33 +323,75 @@ def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(head):
     assert where == f"Ray {head.address} (1 node, 2 cores), with 1 core each"
 
 
-def test_a_process_of_the_cluster_serves_several_tasks_that_ask_for_a_gpu(token, prefect_session):
+@pytest.fixture
+def gpus(token):
+    """A cluster of two GPUs that Ray is told of, and a function that runs a task on each twice."""
     from prefect import flow, task
 
     shutdown()
-    head = Node("--num-gpus=1")
+    head = Node("--num-gpus=2")
     runtime = RuntimeConfig(task_runner="ray", ray_address=head.address)
 
     @task
-    def process_of_task(number):
-        import torch
+    def where(seconds):
+        from tasks.devices import POOL
 
-        return os.getpid(), number, torch.cuda.is_available()
+        time.sleep(seconds)
+        with POOL.borrow_model(runtime, "a model", lambda device: time.monotonic_ns()) as model:
+            return os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], model
 
     @flow
-    def ask():
-        answers = []
-        for _ in range(2):
-            with ray_cluster.placement(runtime):
-                answers += process_of_task.map([1, 2]).result()
-        return answers
+    def ask(seconds):
+        calls = [{"seconds": seconds * n} for n in (6, 1, 1, 6)]
+        return [future.result() for future in ray_tasks.map_task(where, calls, runtime)]
 
+    def run(seconds=0.1):
+        return ask.with_options(task_runner=ray_cluster.task_runner(runtime))(seconds)
+
+    yield run
+    end(head)
+
+
+def test_a_gpu_has_one_process_which_keeps_its_model_until_it_is_released(gpus, prefect_session):
+    first, second, *others = [*gpus(), *gpus()]
+    assert others == [first, second] * 3
+    assert {first[1], second[1]} == {"0", "1"}
+    assert first[0] != second[0]
+    ray_tasks.call_in_processes(release_pool)
+    again = gpus()[0]
+    assert again[:2] == first[:2]
+    assert again[2] != first[2]
+
+
+def test_the_process_that_follows_a_lost_one_has_its_gpu(gpus, prefect_session):
+    (first, gpu, _), (second, *_), *_ = gpus()
+    os.kill(first, signal.SIGKILL)
+    (other, same, _), (kept, *_), *_ = gpus()
+    assert (other != first, same, kept) == (True, gpu, second)
+
+
+def test_another_run_does_not_get_the_gpus_of_this_one(gpus, prefect_session):
+    gpus()
+    code = (
+        "from components.config.runtime import RuntimeConfig as R; from tasks import ray_cluster, ray_tasks\n"
+        f"r = R(task_runner='ray', ray_address='{ray_cluster.CONNECTED[0]}')\n"
+        "ray_cluster.connect(r); ray_tasks.max_tasks(r)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "RecipeError: no GPU of the Ray cluster is free" in done.stderr
+
+
+def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, prefect_session):
+    gpus()
+    shutdown()
+    head = SimpleNamespace(address=ray_cluster.CONNECTED[0])
+    node = Node("--num-gpus=1", head=head)
     try:
-        runner = ray_cluster.task_runner(runtime)
-        assert ray_cluster.requested(runtime) == {"num_gpus": 1}
-        assert ray_cluster.max_tasks(runtime) == 1
-        answers = ask.with_options(task_runner=runner)()
+        assert {gpu for _, gpu, _ in gpus()} == {"0", "1"}
+        assert ray_tasks.reserve_gpus().count == 3
+        threading.Timer(3, node.kill).start()
+        answers = gpus(seconds=2)
         assert len(answers) == 4
-        assert len({process for process, *_ in answers}) == 1
+        assert ray_tasks.reserve_gpus().count == 2
     finally:
-        end(head)
+        node.end()

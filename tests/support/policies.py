@@ -2,12 +2,12 @@
 
 import logging
 
+from prefect import Task
+
 from tasks import policies
 
 
 def without_prefect(monkeypatch):
-    """Let the task that loads a shared policy run as a function."""
+    """Let the tasks that load a policy or selectors run as functions."""
     monkeypatch.setattr(policies, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(
-        type(policies.generate_on_server), "__call__", lambda self, *arguments: self.fn(*arguments)
-    )
+    monkeypatch.setattr(Task, "__call__", lambda self, *args, **kwargs: self.fn(*args, **kwargs))

@@ -36,6 +36,7 @@ from tasks.tracking.client import mlflow_client
 from tasks.tracking.phases import log_evaluation
 from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.judges import LengthSection, with_judge
+from tests.support.policies import without_prefect
 from tests.support.preparation import preparation_report
 from tests.support.results import federation_result
 
@@ -55,6 +56,7 @@ needs_the_package = [
 
 @pytest.fixture(autouse=True)
 def plain_log(monkeypatch):
+    without_prefect(monkeypatch)
     for module in (alpaca_eval, judging):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
 
@@ -132,7 +134,7 @@ def test_an_aligned_policy_whose_files_changed_is_refused_by_the_file(tmp_path, 
 
 @pytest.fixture
 def judged(debug, answers, tmp_path):
-    return judging.judge_answers.fn(Run("run", tmp_path), with_judge(debug, LengthSection()))
+    return judging.judge_answers(Run("run", tmp_path), with_judge(debug, LengthSection()))
 
 
 def opponent(name, row):

@@ -34,7 +34,7 @@ from components.learning.selector_training import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord
-from tasks import devices, federation, prefect_transport
+from tasks import devices, federation, prefect_transport, ray_cluster
 from tasks.devices import DevicePool, choose_workers
 from tasks.federation import evaluate_state, measure_accuracy, open_commits
 from tasks.prefect_transport import (
@@ -530,6 +530,26 @@ def test_a_client_on_ray_has_the_threads_of_one_on_threads(without_dropout):
     assert chosen(recipe) == chosen(without_dropout) == (2, 8)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "installed", "settings", "expected"),
+    [
+        (["cuda:0", "cuda:1"], True, {}, "ray"),
+        (["cuda:0", "cuda:1"], False, {}, "threads"),
+        (["cuda:0", "cuda:1"], True, {"task_runner": "threads"}, "threads"),
+        (["cuda:0"], True, {}, "threads"),
+        (["cpu"], True, {}, "threads"),
+        (["cpu"], True, {"ray_address": "10.0.0.1:6379"}, "ray"),
+    ],
+)
+def test_several_gpus_are_served_by_ray_where_it_is_installed(
+    debug, monkeypatch, gpus, installed, settings, expected
+):
+    monkeypatch.setattr(devices, "choose_devices", lambda names: gpus)
+    monkeypatch.setattr(ray_cluster, "is_installed", lambda: installed)
+    recipe = with_section(debug, "runtime", devices=None, **settings)
+    assert choose_workers(recipe).runtime.task_runner == expected
+
+
 def test_rounds_of_other_workers_are_not_resumed(without_dropout, prepared, tmp_path):
     run = create_run(without_dropout, tmp_path / "run")
     shutil.copytree(prepared, run.prepared)
@@ -729,9 +749,9 @@ def test_short_jobs_are_a_task_for_each_place(debug, measured, monkeypatch):
         def with_options(self, **_):
             return self
 
-        def map(self, jobs, **_):
-            shards.extend(jobs)
-            return [FinishedFuture([]) for _ in jobs]
+        def submit(self, shard, **_):
+            shards.append(shard)
+            return FinishedFuture([])
 
     monkeypatch.setattr(prefect_transport, "run_shard", Mapped())
     recipe = on_cpu(debug, workers=2)

@@ -26,6 +26,7 @@ from tasks.evaluation.judging import policy_pairs
 from tasks.policies import compare_by_selectors
 from tasks.runs import RESULT, Run
 from tests.support.judges import AlphabetSection, FirstSection, with_judge
+from tests.support.policies import without_prefect
 from tests.support.recipes import with_section
 from tests.support.results import federation_result
 
@@ -35,6 +36,7 @@ SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n
 
 @pytest.fixture(autouse=True)
 def plain_log(monkeypatch):
+    without_prefect(monkeypatch)
     monkeypatch.setattr(judging, "get_run_logger", lambda: logging.getLogger("test"))
 
 
@@ -56,7 +58,7 @@ def answers(tmp_path):
 
 
 def judge(recipe, answers):
-    return judging.judge_answers.fn(Run("run", answers.parents[1]), recipe)
+    return judging.judge_answers(Run("run", answers.parents[1]), recipe)
 
 
 def test_both_orders_and_the_first_alone_are_counted(debug, answers):
@@ -153,10 +155,10 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
         benchmark,
         "arm_run",
         lambda folder, arm, seed: SimpleNamespace(
-            recipe=lambda: in_words, evaluation=folder / arm, prepared=folder
+            recipe=lambda: in_words, folder=folder, evaluation=folder / arm, prepared=folder
         ),
     )
-    benchmark.judge_contest.fn(tmp_path, "ours", "theirs", 0)
+    benchmark.judge_arms(tmp_path, [["ours", "theirs"]], 0)
     contest = Contest.read(contest_path(tmp_path, "ours", "theirs", 0))
     assert contest.verdicts == ["tie"]
     assert contest.prompts == ["p"]
@@ -167,13 +169,13 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
 # --- the reward-hacking curve
 
 
-def count_good(selector, comparisons, adapters):
+def count_good(selector, comparisons, adapters, share):
     """Log-odds of selectors that count the word 'good', with the sign that is their adapter."""
     counts = [pair.first.count("good") - pair.second.count("good") for pair in comparisons]
     return torch.stack([adapter["sign"] * torch.tensor(counts) for adapter in adapters]).numpy()
 
 
-def choose_first(selector, comparisons, adapters):
+def choose_first(selector, comparisons, adapters, share):
     """Log-odds of selectors that always choose the completion that is shown first."""
     return np.ones((len(adapters), len(comparisons)))
 
@@ -202,7 +204,7 @@ def curve(debug, run, monkeypatch):
     write_answers(run, "step-4", ["good a", "bad", "m"])
     write_answers(run, "step-8", ["good z", "good z", "good z"])
     write_answers(run, "base", ["m", "good m", "m", "a prompt of no checkpoint"])
-    return judging.draw_reward_hacking_curve.fn(run, with_judge(debug, AlphabetSection()), [4, 8])
+    return judging.draw_reward_hacking_curve(run, with_judge(debug, AlphabetSection()), [4, 8])
 
 
 def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answers(curve):

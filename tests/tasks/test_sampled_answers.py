@@ -62,7 +62,7 @@ def test_every_sampled_answer_is_judged_and_prompts_are_the_unit_of_the_interval
     write_json(run.evaluation / "answers-aligned.json", rows)
     join_answers(run)
     recipe = with_judge(load_recipe("debug", SAMPLED), AlphabetSection())
-    judged = judging.judge_answers.fn(run, recipe)
+    judged = judging.judge_answers(run, recipe)
     contest = Contest.read(contest_file(run.evaluation, "aligned_vs_base"))
     assert contest.prompts == [row["prompt_id"] for row in rows]
     assert judged.contests["aligned_vs_base"].ties == len(rows)
