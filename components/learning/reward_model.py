@@ -26,18 +26,15 @@ from components.models.lora_targets import check_targets
 from components.models.pair_reader import PairReader, settings_hash
 from components.models.rewards.classifier import (
     ClassifierReward,
-    InputLength,
+    ClassifierScoring,
     ResponseFormat,
     RewardModel,
-    ScoringBatch,
-    ScoringDtype,
     check_template,
     choose_padding,
 )
 from components.models.rewards.reward_section import (
     PreparedReward,
     Progress,
-    ResponseReward,
     RewardFunction,
     RewardResources,
 )
@@ -77,7 +74,7 @@ class RewardTrainingConfig(Section):
         return self
 
 
-class TrainedReward(ResponseReward):
+class TrainedReward(ClassifierScoring):
     """A reward that is trained on pairs of owners outside the federation."""
 
     uses_judge_pairs: ClassVar[bool] = True
@@ -89,9 +86,6 @@ class TrainedReward(ResponseReward):
     )
     training: RewardTrainingConfig = Field(default_factory=RewardTrainingConfig)
     """How it is trained."""
-    max_length: InputLength = 512
-    batch_size: ScoringBatch = 16
-    dtype: ScoringDtype = "float32"
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
@@ -166,7 +160,7 @@ class TrainedReward(ResponseReward):
 
     def as_classifier(self, folder: Path) -> ClassifierReward:
         """The trained reward in a folder, as a section of a classifier."""
-        scoring = self.model_dump(include={"template", "max_length", "batch_size", "dtype"})
+        scoring = self.model_dump(include={"template", *ClassifierScoring.model_fields} - {"kind"})
         return ClassifierReward(name=str(folder), **scoring)
 
 

@@ -157,6 +157,41 @@ def test_dpo_of_the_server_and_a_trained_reward_are_on_one_device(debug, tmp_pat
     assert set(ran.operations) == {LAST}
 
 
+@pytest.mark.parametrize(
+    ("settings", "precisions"),
+    [({}, {"tf32"}), ({"tf32": False}, {"none"}), ({"dtype": "bfloat16"}, set())],
+)
+def test_a_frozen_reward_in_fp32_scores_in_tf32_and_training_does_not(settings, precisions, tmp_path, ran):
+    from components.learning.reward_model import TrainedReward, train_reward
+    from components.models.rewards.classifier import RewardModel
+
+    training = {"backbone": {"name": "tiny-random"}, "steps": 1, "batch_size": 2}
+    section = TrainedReward(template="{prompt}|{response}", training=training, **settings)
+    model, tokenizer, _ = train_reward(section, PAIRS, 0, LAST)
+    assert set(ran.precisions) == {"none"}
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    scorer = RewardModel(section.as_classifier(tmp_path), LAST)
+    ran.clear()
+    scorer.score(["why?", "how?"], ["because", "so"])
+    assert sum(ran.products.values()) > 10
+    assert set(ran.precisions) == precisions
+    assert torch.backends.cuda.matmul.fp32_precision == "none"
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+@pytest.mark.parametrize("devices", ["[cuda:0]", "[cuda:0,cuda:1]"])
+def test_rewards_in_rounds_use_tf32_on_one_device_alone(devices, prepared, tmp_path, ran):
+    from components.federation.clients.worker import build_trainer
+
+    recipe = load_recipe("debug", [*VARIANTS["firm-weights"], f"runtime.devices={devices}"])
+    prepare_rewards(recipe, prepared, tmp_path, tmp_path / "judges")
+    ran.clear()
+    open_loop(recipe, prepared, tmp_path, build_trainer(recipe, "cuda:0")).run()
+    assert ("tf32" in ran.precisions) == (devices == "[cuda:0]")
+    assert ran.precisions["none"]
+
+
 def test_models_of_trees_write_and_read_on_one_device(debug, ran):
     from components.alignment.thoughts.requests import Request
     from components.alignment.thoughts.tree_models import ModelEvaluator, PolicyWriter

@@ -55,15 +55,18 @@ class DeviceMismatch(RuntimeError):
 
 
 class Record:
-    """What ran on claimed devices: operations by device, and products by the type of their factors."""
+    """What ran on claimed devices: operations by device, products by the type of their factors, and those
+    in fp32 by the precision that is set."""
 
     def __init__(self) -> None:
         self.operations: Counter[str] = Counter()
         self.products: Counter[str] = Counter()
+        self.precisions: Counter[str] = Counter()
 
     def clear(self) -> None:
         self.operations.clear()
         self.products.clear()
+        self.precisions.clear()
 
 
 RECORD = Record()
@@ -235,7 +238,10 @@ def _record(packet: Any, args: Any, device: torch.device) -> None:
     if device.type == "cuda":
         RECORD.operations[str(device)] += 1
         if packet in PRODUCTS:
-            RECORD.products[str(args[PRODUCTS[packet]].dtype).removeprefix("torch.")] += 1
+            dtype = args[PRODUCTS[packet]].dtype
+            RECORD.products[str(dtype).removeprefix("torch.")] += 1
+            if dtype == torch.float32:
+                RECORD.precisions[torch.backends.cuda.matmul.fp32_precision] += 1
 
 
 def _device(name: Any) -> torch.device | None:

@@ -75,3 +75,16 @@ def test_the_default_kind_is_the_classifier():
 def test_a_judge_does_not_score_single_responses():
     with pytest.raises(RecipeError, match="kind 'judge' does not score single responses: use another kind"):
         response_reward(JudgeReward())
+
+
+def test_scores_with_and_without_tf32_have_different_fingerprints():
+    recipes = [load_with_reward(f"{{name: x, tf32: {value}}}") for value in ("true", "false")]
+    assert recipes[0].fingerprint("rewards") != recipes[1].fingerprint("rewards")
+    assert recipes[0].fingerprint("rewards") == load_with_reward("{name: x}").fingerprint("rewards")
+
+
+@pytest.mark.parametrize("section", ["{name: x}", f"{{kind: trained, {PAIR}}}"])
+def test_a_classifier_that_scores_beside_other_threads_has_no_tf32(section):
+    reward = response_reward(load_with_reward(section).rewards["a"])
+    assert reward.tf32
+    assert not reward.without_tf32().tf32

@@ -22,6 +22,7 @@ from components.federation.protocol import ClientResult, GradientJob, Job, Rewar
 from components.learning.loop import Training, TrainingError
 from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.rollouts import sample_rollout
+from components.models.backbone import choose_devices
 from components.models.rewards.reward_section import RewardFunction, response_reward
 from components.results import Metrics
 from components.seeding import derive
@@ -42,6 +43,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         self._rewards = recipe.rewards
         self._recipe_seed = recipe.seed
         self._device = device
+        self._is_alone = len(choose_devices(recipe.runtime.devices)) == 1  # in this process
         self._loaded: dict[str, tuple[Path | None, RewardFunction]] = {}  # with the folders of trained ones
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
@@ -150,8 +152,10 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
     def _load_reward(self, name: str, context: ClientContext) -> RewardFunction:
         folder = context.trained_reward(name)
         if name not in self._loaded or self._loaded[name][0] != folder:
-            reward = response_reward(self._rewards[name]).load(self._device, folder)
-            self._loaded[name] = (folder, reward)
+            reward = response_reward(self._rewards[name])
+            if not self._is_alone:
+                reward = reward.without_tf32()
+            self._loaded[name] = (folder, reward.load(self._device, folder))
         return self._loaded[name][1]
 
     def _split_gradients(self, gradients: torch.Tensor) -> Adapter:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,26 +15,11 @@ from components.config import NamedModel
 from components.environment import disable_transformers_progress_bars
 from components.models.backbone import BackboneError, choose_dtype, first_line
 from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
+from components.models.tf32 import tf32_products
 from components.models.tokens import sort_distinct, surrounding_ids
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-InputLength = Annotated[
-    int,
-    Field(
-        ge=16,
-        description=(
-            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
-            " at its start."
-        ),
-    ),
-]
-ScoringBatch = Annotated[int, Field(ge=1, description="Responses per batch.")]
-ScoringDtype = Annotated[
-    Literal["auto", "float32", "bfloat16"],
-    Field(description="In bfloat16 (auto on CUDA), scores that differ little become equal."),
-]
 
 
 @dataclass(frozen=True)
@@ -102,7 +88,34 @@ def check_template(template: str | None) -> None:
         raise ValueError("template must contain {prompt} and {response}")
 
 
-class ClassifierReward(NamedModel, ResponseReward):
+class ClassifierScoring(ResponseReward):
+    """How a frozen sequence classifier scores responses, whether it is loaded or trained here."""
+
+    max_length: int = Field(
+        512,
+        ge=16,
+        description=(
+            "Maximum input length (tokens). A response is truncated to three quarters of it, then the prompt"
+            " at its start."
+        ),
+    )
+    batch_size: int = Field(16, ge=1, description="Responses per batch.")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32", description="In bfloat16 (auto on CUDA), scores that differ little become equal."
+    )
+    tf32: bool = Field(
+        True,
+        description=(
+            "On CUDA, round the factors of float32 products to TF32, which is faster; not in rounds whose"
+            " threads train on several GPUs, since they share the setting."
+        ),
+    )
+
+    def without_tf32(self) -> Self:
+        return self.model_copy(update={"tf32": False})
+
+
+class ClassifierReward(NamedModel, ClassifierScoring):
     """A sequence classifier of the hub or of a local folder."""
 
     kind: Literal["classifier"] = Field("classifier", description="Kind of the reward.")
@@ -122,9 +135,6 @@ class ClassifierReward(NamedModel, ResponseReward):
         ),
     )
     output: int = Field(0, ge=0, description="Index of the classifier's output that is the score.")
-    max_length: InputLength = 512
-    batch_size: ScoringBatch = 16
-    dtype: ScoringDtype = "float32"
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
@@ -243,7 +253,10 @@ class RewardModel:
             self.tokenizer.padding_side = "right"  # positions are counted from the first column
         # The model is loaded in fp32 and then converted. transformers loads bf16 by changing the
         # default dtype of the process, in which other clients train.
-        self.model = model.requires_grad_(False).eval().to(device, choose_dtype(config.dtype, device))
+        dtype = choose_dtype(config.dtype, device)
+        self.model = model.requires_grad_(False).eval().to(device, dtype)
+        rounds = config.tf32 and device.startswith("cuda") and dtype == torch.float32
+        self._products: Callable[[], AbstractContextManager[None]] = tf32_products if rounds else nullcontext
 
     def score(
         self,
@@ -267,7 +280,7 @@ class RewardModel:
         for start in range(0, len(distinct), self.config.batch_size):
             batch = distinct[start : start + self.config.batch_size]
             inputs = self._mark_padding(response_format.encode(self.tokenizer, batch)).to(self.device)
-            with torch.inference_mode():
+            with torch.inference_mode(), self._products():
                 logits = self.model(**inputs).logits
             scores[start : start + len(batch)] = logits[:, self.config.output].double().cpu().numpy()
             if progress is not None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,10 @@ class ResponseReward(RewardSection):
     @abstractmethod
     def load(self, device: str, folder: Path | None) -> RewardFunction:
         """Load the reward, from its folder if it is trained (see `PreparedReward`)."""
+
+    def without_tf32(self) -> Self:
+        """The reward for a thread beside others that train, with which it shares torch's settings."""
+        return self
 
     @property
     @abstractmethod
