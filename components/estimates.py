@@ -1,7 +1,7 @@
 """Peak memory and disk of a recipe, from the configurations of its models.
 
-Each training stage is estimated alone: for one GPU, or for the CPU where runtime.devices names it. Which
-devices this machine has does not matter.
+Each stage is estimated with all models that are in memory at the same time: for one GPU, or for the CPU
+where runtime.devices names it. Which devices this machine has matters to `check_fit` alone.
 What a model's config.json does not tell is left out and said; nothing is guessed.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from components.config import (
     BackboneConfig,
+    FrozenModel,
     LocalObjective,
     LoraConfig,
     MultiObjective,
@@ -28,14 +29,17 @@ from components.config.local_objectives import SftObjective
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.federation.method import method_of
 from components.federation.personalization import PersonalizedMethod
-from components.models.backbone import BackboneError, choose_devices, read_model_config
+from components.learning.reward_model import TrainedReward
+from components.models.backbone import BackboneError, choose_devices, cuda_memory, read_model_config
 from components.models.memory import (
     FP32,
+    ForwardShape,
     MemoryEstimate,
     ModelShape,
     Precision,
     StepShape,
     TrainedValues,
+    estimate_forward,
     estimate_step,
     step_flops,
 )
@@ -43,23 +47,37 @@ from components.models.speed import flops_per_second
 from components.progress import format_duration
 
 GIGA = 10**9
-TERMS = ("weights", "adapter", "gradients", "optimizer", "activations", "backward", "logits", "total")
+TERMS = (
+    "weights",
+    "adapter",
+    "gradients",
+    "optimizer",
+    "activations",
+    "backward",
+    "logits",
+    "cache",
+    "total",
+)
 """Attributes of a MemoryEstimate."""
+CHECKPOINTING = "{}.backbone.gradient_checkpointing"
+GENERATION = "policy.generation_batch_size"
+SCORING = "the rewards' batch_size"
 COLUMNS = ("stage", "rows x tokens", *TERMS)
 ARM_COLUMNS = ("arm", "peak", "stage", "on", "disk", "not estimated")
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A training stage of a recipe."""
+    """A stage of a recipe that trains a model, or scores and generates by frozen ones."""
 
     name: str
-    backbone: BackboneConfig
-    lora: LoraConfig
-    step: StepShape  # what goes through the model at once
-    optimizer: str
+    backbone: BackboneConfig  # that is trained, or that of the first frozen model
+    step: StepShape  # what goes through it at once
+    lower: str  # keys that lower its memory
+    lora: LoraConfig = field(default_factory=LoraConfig)  # of what is trained
+    optimizer: str = ""  # empty where nothing is trained
     modules: PersonalModules | None = None  # a client's own modules; None without
-    others: tuple[BackboneConfig, ...] = ()  # backbones that are in memory too
+    frozen: tuple[FrozenModel, ...] = ()  # that are in memory; where nothing is trained, all models
     # Number of forward and backward passes of `step` in the whole run; None if it depends on the
     # pairs or on what the model samples.
     passes: int | None = None
@@ -81,7 +99,7 @@ class DiskEstimate:
 
 
 def training_stages(recipe: Recipe, prompts: int | None = None) -> list[Stage]:
-    """The stages of a recipe that train a model with LoRA; prompts as of alignment_stage."""
+    """The stages of a recipe that train a policy or a selector; prompts as of alignment_stage."""
     stages = [rounds_stage(recipe)]
     if recipe.federation.options.needs_server_prompts:
         stages.append(alignment_stage(recipe, prompts))
@@ -90,8 +108,81 @@ def training_stages(recipe: Recipe, prompts: int | None = None) -> list[Stage]:
         section, optimizer = judge.selector, judge.optimizer
         step = _selector_step(section, judge.micro_batch_size or judge.batch_size)
         passes = judge.steps * optimizer.accumulation * _parts(judge.batch_size, step.rows)
-        stages.append(Stage("judge", section.backbone, section.lora, step, optimizer.name, passes=passes))
+        lower = f"evaluation.judge.micro_batch_size, {CHECKPOINTING.format('evaluation.judge.selector')}"
+        stages.append(
+            Stage("judge", section.backbone, step, lower, section.lora, optimizer.name, passes=passes)
+        )
     return stages
+
+
+def all_stages(recipe: Recipe) -> list[Stage]:
+    """The stages of a recipe that load models."""
+    policy = policy_model(recipe)
+    stages = [*tree_stages(recipe), *reward_stages(recipe), *training_stages(recipe)]
+    if method_of(recipe.federation).scores_completions:
+        stages.append(
+            _frozen_stage("rollouts", [policy, *_reward_models(recipe)], f"{GENERATION}, {SCORING}")
+        )
+    stages.append(_frozen_stage("answers", [policy], GENERATION))
+    judge = recipe.evaluation.judge
+    if models := judge.frozen_models():
+        stages.append(_frozen_stage("judge", models, "evaluation.judge"))
+    return stages
+
+
+def tree_stages(recipe: Recipe) -> list[Stage]:
+    """The growth of trees of thoughts by the policy, whose thoughts an evaluator scores."""
+    thoughts = recipe.thoughts
+    if thoughts is None:
+        return []
+    writer = replace(policy_model(recipe), lora=None, new_tokens=thoughts.max_thought_tokens)
+    models = [writer, *thoughts.evaluator.frozen_models()]
+    lower = f"thoughts.loading (in_turn), thoughts.evaluator.batch_size, {GENERATION}"
+    if thoughts.loading == "in_turn":
+        return [_frozen_stage(f"trees: {model.name}", [model], lower) for model in models]
+    return [_frozen_stage("trees", models, lower)]
+
+
+def reward_stages(recipe: Recipe) -> list[Stage]:
+    """The training of rewards, and their scores of pairs before the rounds."""
+    stages = []
+    for name, reward in recipe.rewards.items():
+        if isinstance(reward, TrainedReward):
+            training = reward.training
+            rows = 2 * training.batch_size
+            checkpointing = training.backbone.gradient_checkpointing
+            step = StepShape(rows, reward.max_length, checkpointing=checkpointing)
+            backbone = training.backbone.model_copy(update={"dtype": "float32"})
+            lower = f"rewards.{name}.training.batch_size, {CHECKPOINTING.format(f'rewards.{name}.training')}"
+            stages.append(Stage(f"training of {name}", backbone, step, lower, training.lora, "adamw"))
+        models = reward.frozen_models(f"reward {name}")
+        if models and not method_of(recipe.federation).scores_completions:
+            stages.append(_frozen_stage(f"reward {name}", models, f"rewards.{name}.batch_size"))
+    return stages
+
+
+def policy_model(recipe: Recipe) -> FrozenModel:
+    """The policy, as it answers prompts."""
+    policy = recipe.policy
+    return FrozenModel(
+        "policy",
+        policy.backbone,
+        policy.generation_batch_size,
+        policy.max_prompt_tokens,
+        policy.max_new_tokens,
+        policy.lora,
+    )
+
+
+def _reward_models(recipe: Recipe) -> list[FrozenModel]:
+    models = [reward.frozen_models(f"reward {name}") for name, reward in recipe.rewards.items()]
+    return list(chain.from_iterable(models))
+
+
+def _frozen_stage(name: str, models: Sequence[FrozenModel], lower: str) -> Stage:
+    first = models[0]
+    step = StepShape(first.rows, first.tokens + first.new_tokens)
+    return Stage(name, first.backbone, step, lower, frozen=tuple(models))
 
 
 def rounds_stage(recipe: Recipe) -> Stage:
@@ -99,21 +190,29 @@ def rounds_stage(recipe: Recipe) -> Stage:
     config = recipe.federation
     method = method_of(config)
     section = method.trained_section(recipe)
-    others: tuple[BackboneConfig, ...] = ()
+    frozen: list[FrozenModel] = []
     if isinstance(section, SelectorConfig):
         step = _selector_step(section, config.micro_batch_size or config.batch_size)
     else:
         step = _policy_step(recipe, method.local_objective)
-        if isinstance(method.local_objective, MultiObjective):
-            rewards = [reward.required_backbones() for reward in recipe.rewards.values()]
-            others = tuple(chain.from_iterable(rewards))
+        if method.scores_completions:
+            frozen = _reward_models(recipe)
     passes = None
     if config.local_epochs is None and not step.entropies:  # both depend on the pairs or the samples
         gradients = config.rounds * config.clients_per_round * method.gradient_evaluations(config, 0)
         passes = gradients * _parts(config.batch_size, step.rows)
     modules = method.personal_modules if isinstance(method, PersonalizedMethod) else None
-    optimizer = config.optimizer.name
-    return Stage("rounds", section.backbone, section.lora, step, optimizer, modules, others, passes)
+    return Stage(
+        "rounds",
+        section.backbone,
+        step,
+        f"federation.micro_batch_size, {CHECKPOINTING.format(config.options.trained_model)}",
+        section.lora,
+        config.optimizer.name,
+        modules,
+        tuple(frozen),
+        passes,
+    )
 
 
 def _parts(batch: int, rows: int) -> int:
@@ -160,7 +259,8 @@ def alignment_stage(recipe: Recipe, prompts: int | None = None) -> Stage:
         used = min(prompts, config.prompts or prompts)
         pairs = config.pairs_per_prompt or config.completions * (config.completions - 1) // 2
         passes = dpo.epochs * _parts(used * pairs, dpo.micro_batch_size)
-    return Stage("alignment", policy.backbone, policy.lora, step, dpo.optimizer, passes=passes)
+    lower = "alignment.dpo.micro_batch_size"
+    return Stage("alignment", policy.backbone, step, lower, policy.lora, dpo.optimizer, passes=passes)
 
 
 def on_cuda(recipe: Recipe) -> bool:
@@ -189,12 +289,23 @@ class Shapes:
 
 
 def estimate_memory(stage: Stage, shapes: Shapes, cuda: bool) -> MemoryEstimate:
-    """Peak memory of a step of a stage; a UserError of one line if the shape of a model is not known."""
+    """Peak memory of a stage; a UserError of one line if the shape of a model is not known."""
+    frozen = [_estimate_frozen(model, shapes, cuda) for model in stage.frozen]
+    resident = sum(estimate.weights for estimate in frozen)
+    if not stage.optimizer:
+        # The models compute one after the other.
+        largest = max(frozen, key=lambda estimate: estimate.total - estimate.weights)
+        return replace(largest, weights=resident)
     shape = shapes.read(stage.backbone)
     personal = 0 if stage.modules is None else personal_values(shape, stage.modules)
-    resident = sum(shapes.read(other).weight_bytes(Precision.of(other, cuda)) for other in stage.others)
     trained = TrainedValues(stage.optimizer, personal=personal, resident_bytes=resident)
     return estimate_step(shape, stage.lora, Precision.of(stage.backbone, cuda), stage.step, trained)
+
+
+def _estimate_frozen(model: FrozenModel, shapes: Shapes, cuda: bool) -> MemoryEstimate:
+    shape = shapes.read(model.backbone)
+    forward = ForwardShape(model.rows, model.tokens, model.new_tokens)
+    return estimate_forward(shape, Precision.of(model.backbone, cuda), forward, model.lora)
 
 
 def personal_values(shape: ModelShape, modules: PersonalModules) -> int:
@@ -242,9 +353,18 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
     memory: list[tuple[Stage, MemoryEstimate]] = []
     disk = None
     problems: dict[str, list[str]] = defaultdict(list)
-    for stage in training_stages(recipe):
+    for stage in all_stages(recipe):
+        known = []
+        for model in stage.frozen:
+            try:
+                shapes.read(model.backbone)
+                known.append(model)
+            except UserError as error:
+                problems[str(error)].append(f"{stage.name}, {model.name}" if stage.optimizer else stage.name)
+        if len(known) < len(stage.frozen) and not stage.optimizer:
+            continue
         try:
-            memory.append((stage, estimate_memory(stage, shapes, cuda)))
+            memory.append((stage, estimate_memory(replace(stage, frozen=tuple(known)), shapes, cuda)))
         except UserError as error:
             problems[str(error)].append(stage.name)
     try:
@@ -252,6 +372,61 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
     except UserError as error:
         problems[str(error)].append("disk of the rounds")
     return Costs("one GPU" if cuda else "the CPU", memory, disk, problems)
+
+
+class FitError(UserError, RuntimeError):
+    """A stage that needs more memory than a device has."""
+
+
+def check_fit(recipe: Recipe) -> None:
+    """Refuse a recipe of which a stage needs more memory than a GPU of this machine has that it runs on.
+
+    Raises:
+        FitError: names the stage, its models, and what lowers its memory.
+    """
+    if recipe.runtime.ray_address is None and (problem := describe_misfit(recipe)):
+        raise FitError(f"{recipe.name}: {problem}")
+
+
+def describe_misfit(recipe: Recipe) -> str | None:
+    """The stage that exceeds the memory of the smallest GPU that is visible here the most; None if all fit.
+
+    Stages with a device_map are left out, since the weights on the device follow from what is free.
+    """
+    if not on_cuda(recipe):
+        return None
+    try:
+        memory = cuda_memory(recipe.runtime.devices)
+    except BackboneError:  # the run refuses a device that does not exist
+        return None
+    if not memory:
+        return None
+    shapes = Shapes()
+    estimates = [
+        (stage, estimate) for stage, estimate in estimate_costs(recipe, shapes).memory if not _is_split(stage)
+    ]
+    device = min(memory, key=lambda name: memory[name])
+    stage, estimate = max(estimates, key=lambda row: row[1].total, default=(None, None))
+    if stage is None or estimate is None or estimate.total <= memory[device]:
+        return None
+    models = [(model.name, model.backbone) for model in stage.frozen]
+    if stage.optimizer:
+        models.insert(0, ("the trained model", stage.backbone))
+    sizes = []
+    for name, backbone in models:
+        size = shapes.read(backbone).weight_bytes(Precision.of(backbone, on_cuda=True))
+        sizes.append(f"{name} ({backbone.name}) {_gigabytes(size)}")
+    return (
+        f"the stage '{stage.name}' needs an estimated {_gigabytes(estimate.total)} GB, and {device} has"
+        f" {_gigabytes(memory[device])} GB: weights of {', '.join(sizes)}, and"
+        f" {_gigabytes(estimate.total - estimate.weights)} for what is computed. Change {stage.lower}, take"
+        " smaller or quantized models or backbone.device_map, or use a GPU with more memory."
+    )
+
+
+def _is_split(stage: Stage) -> bool:
+    backbones = [stage.backbone, *(model.backbone for model in stage.frozen)]
+    return any(backbone.device_map is not None for backbone in backbones)
 
 
 @dataclass(frozen=True)
@@ -298,15 +473,18 @@ def describe_time(time: TrainingTime) -> str:
 def describe_costs(recipe: Recipe) -> str:
     """The estimates as a table of gigabytes, for the command `check`; one line for each unknown model."""
     costs = estimate_costs(recipe, Shapes())
-    problems = [f"not estimated: {', '.join(names)}: {problem}" for problem, names in costs.problems.items()]
-    return "\n".join([*_cost_lines(costs), *problems])
+    lines = _cost_lines(costs)
+    lines += [f"not estimated: {', '.join(names)}: {problem}" for problem, names in costs.problems.items()]
+    if recipe.runtime.ray_address is not None and (misfit := describe_misfit(recipe)):
+        lines.append(f"warning: if the GPUs of the cluster are like those of this machine, {misfit}")
+    return "\n".join(lines)
 
 
 def describe_arms(recipes: Mapping[str, Recipe]) -> str:
     """The estimates of a benchmark: a line for each arm, and the table of the one with the largest peak."""
     shapes = Shapes()
     costs = {arm: estimate_costs(recipe, shapes) for arm, recipe in recipes.items()}
-    lines = ["estimates by arm (GB): the peak memory of a training step, and the disk of the rounds"]
+    lines = ["estimates by arm (GB): the peak memory of a stage, and the disk of the rounds"]
     rows = [_arm_row(arm, own) for arm, own in costs.items()]
     lines += _align([ARM_COLUMNS, *rows], left=("arm", "stage", "on", "not estimated"))
     peaks = {arm: own.peak[1].total for arm, own in costs.items() if own.peak is not None}
@@ -331,7 +509,7 @@ def _cost_lines(costs: Costs) -> list[str]:
     lines = []
     if costs.memory:
         other = "" if costs.place == "the CPU" else "; with runtime.devices=[cpu] for the CPU"
-        lines.append(f"peak memory of a training step (GB), estimated for {costs.place}{other}")
+        lines.append(f"peak memory by stage (GB), estimated for {costs.place}{other}")
         lines += _align([COLUMNS, *(_memory_row(stage, memory) for stage, memory in costs.memory)])
     if costs.disk is not None:
         lines.append(_disk_line(costs.disk))

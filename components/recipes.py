@@ -295,10 +295,11 @@ def validate_environment(recipe: Recipe) -> list[str]:
         names of the models of the hub that cannot be read from here, and were not checked.
 
     Raises:
-        UserError: in one sentence; of a file, a model, its tokenizer, LoRA's targets, or the reference
-            adapter of DPO.
+        UserError: in one sentence; of a file, a model, its tokenizer, LoRA's targets, the reference
+            adapter of DPO, or a GPU's memory.
     """
     from components.checks import check_models
+    from components.estimates import check_fit
     from components.preview import preview_data
 
     if recipe.evaluation.alpaca_eval:
@@ -308,7 +309,9 @@ def validate_environment(recipe: Recipe) -> list[str]:
     check_inputs(recipe)
     _check_adapters(recipe)
     preview_data(recipe)
-    return check_models(recipe)
+    unread = check_models(recipe)
+    check_fit(recipe)
+    return unread
 
 
 def _check_adapters(recipe: Recipe) -> None:

@@ -33,9 +33,9 @@ class MethodRow(BaseModel):
 
 
 class StageMemory(BaseModel):
-    """Estimated peak memory of a training step."""
+    """Estimated peak memory of a stage."""
 
-    stage: str = Field(description="`rounds`, `alignment` or `judge`")
+    stage: str = Field(description="stage of the run, such as `rounds`")
     model: str = Field(description="the backbone")
     rows: int = Field(description="rows that go through the model at once")
     tokens: int = Field(description="tokens per row")
@@ -57,7 +57,7 @@ class RecipeCheck(BaseModel):
         description="where they work, and with how much of it each, or why it is not known"
     )
     place: str = Field(description="what the memory is of")
-    memory: list[StageMemory] = Field(description="peak memory by training stage")
+    memory: list[StageMemory] = Field(description="peak memory by stage")
     disk: dict[str, int] | None = Field(
         description="bytes on disk of the rounds' adapters, and their `total`; null if it is not known"
     )

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -14,8 +15,10 @@ from components.benchmarks import arm_recipe, benchmark_names, load_benchmark
 from components.config import BackboneConfig
 from components.estimates import (
     COLUMNS,
+    FitError,
     Shapes,
     alignment_stage,
+    check_fit,
     describe_arms,
     describe_costs,
     estimate_costs,
@@ -98,9 +101,15 @@ def test_samples_of_firm_are_a_prompt_and_a_completion_beside_the_rewards(hub):
     recipe = load_recipe("multi-objective/hh")
     stage = rounds_stage(recipe)
     assert stage.step == StepShape(8, 640, logit_positions=1024, entropies=True)
-    assert [other.name for other in stage.others] == [
-        backbone.name for reward in recipe.rewards.values() for backbone in reward.required_backbones()
+    assert [model.backbone.name for model in stage.frozen] == [
+        "Ray2333/gpt2-large-helpful-reward_model",
+        "Ray2333/gpt2-large-harmless-reward_model",
     ]
+    without = estimate_memory(replace(stage, frozen=()), Shapes(), cuda=True)
+    rewards = 4 * 2 * 774e6  # parameters of GPT-2 large in fp32
+    assert estimate_memory(stage, Shapes(), cuda=True).weights - without.weights == pytest.approx(
+        rewards, rel=0.01
+    )
 
 
 def test_the_alignment_on_a_gpu_is_checkpointed():
@@ -115,8 +124,9 @@ def test_the_alignment_on_a_gpu_is_checkpointed():
 @pytest.mark.parametrize("name", PAPER_SCALE)
 def test_the_recipes_of_paper_scale_fit_the_gpu_of_the_papers(hub, name):
     recipe = load_recipe(name)
-    for stage in training_stages(recipe):
-        estimate = estimate_memory(stage, Shapes(), cuda=True)
+    costs = estimate_costs(recipe, Shapes())
+    assert costs.problems == {}
+    for stage, estimate in costs.memory:
         assert estimate.total < 0.9 * A100, stage.name  # the rest is for the context and fragmentation
 
 
@@ -167,6 +177,125 @@ def test_private_modules_have_the_head_of_each_client(hub):
     assert disk.private > 2 * 3 * 4 * 50257 * 768
 
 
+def trees_of(*overrides):
+    """The stages of the trees of reasoning/paper, with their estimates, by name."""
+    costs = estimate_costs(load_recipe("reasoning/paper", overrides), Shapes())
+    return {stage.name: memory for stage, memory in costs.memory if stage.name.startswith("trees")}
+
+
+def test_the_writer_and_the_evaluator_of_trees_are_in_memory_together_unless_they_are_loaded_in_turn(hub):
+    (together,) = trees_of("thoughts.loading=together", "policy.backbone.quantization=none").values()
+    assert together.weights == pytest.approx(2 * (8.03e9 + 32.76e9), rel=0.001)  # parameters in bf16
+    writer, evaluator = trees_of("policy.backbone.quantization=none").values()
+    assert writer.weights + evaluator.weights == together.weights
+    assert together.total - together.weights == evaluator.total - evaluator.weights
+
+
+def test_the_cache_has_the_keys_and_values_of_all_rows_and_of_the_prompts_that_enter(hub):
+    (together,) = trees_of("thoughts.loading=together", "thoughts.evaluator.batch_size=4").values()
+    per_token = 2 * 64 * 8 * 128 * 2  # keys and values, layers, heads, size, bytes
+    assert together.cache == 4 * (640 + 1024 + 64 + 640) * per_token
+
+
+def test_an_evaluator_that_reads_probabilities_has_no_cache_and_one_at_an_endpoint_no_memory(hub):
+    names = ["thoughts.loading=together", "thoughts.evaluator.batch_size=16"]
+    (read,) = trees_of(*names, "thoughts.evaluator.read=expected").values()
+    assert read.cache == 0
+    (alone,) = trees_of(*names, "thoughts.evaluator.base_url=http://127.0.0.1:1/v1").values()
+    assert alone.weights < 10e9
+
+
+def test_a_judge_on_this_machine_and_one_that_scores_are_stages(hub):
+    judge = "evaluation.judge={kind: autoj, model: meta-llama/Llama-3.1-8B, batch_size: 2}"
+    recipe = load_recipe("summarization/tldr", [judge])
+    stage, memory = next(row for row in estimate_costs(recipe, Shapes()).memory if row[0].name == "judge")
+    assert stage.step.tokens == 4096
+    assert memory.weights == pytest.approx(2 * 8.03e9, rel=0.001)
+    assert memory.cache == 2 * (3072 + 1024 + 64 + 3072) * 2 * 32 * 8 * 128 * 2
+    recipe = load_recipe("multi-objective/hh", ["evaluation.judge={kind: reward, reward: helpful}"])
+    (memory,) = [memory for one, memory in estimate_costs(recipe, Shapes()).memory if one.name == "judge"]
+    assert memory.weights == pytest.approx(4 * 774e6, rel=0.01)
+
+
+def test_rewards_of_pairs_are_trained_and_score_alone_before_the_rounds(hub):
+    reward = "rewards={a: {kind: trained, template: '{prompt} {response}'}}"
+    overrides = ["federation.method=feddpo", "federation.options={objective: ppo}", reward]
+    costs = estimate_costs(load_recipe("debug", overrides), Shapes())
+    names = [stage.name for stage, _ in costs.memory]
+    assert names[:2] == ["training of a", "reward a"]
+    trained, scored = (memory for _, memory in costs.memory[:2])
+    assert trained.weights == scored.weights  # both in fp32
+    assert trained.optimizer > scored.optimizer == 0
+
+
+def test_a_reward_of_an_unknown_family_is_named_and_the_rest_of_the_stage_is_estimated(hub, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    recipe = load_recipe("multi-objective/hh", [f"rewards.helpful={{name: {tmp_path}}}"])
+    costs = estimate_costs(recipe, Shapes())
+    (problems,) = costs.problems.values()
+    assert problems == ["rounds, reward helpful", "rollouts"]
+    assert "rounds" in [stage.name for stage, _ in costs.memory]
+
+
+# --- a GPU of this machine
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A maker of a machine with GPUs of so many GiB."""
+
+    def make(*sizes):
+        memory = {f"cuda:{n}": size * 2**30 for n, size in enumerate(sizes)}
+        monkeypatch.setattr(estimates, "cuda_memory", lambda devices: memory)
+
+    return make
+
+
+def test_a_recipe_whose_models_do_not_fit_the_gpu_is_refused_with_their_sizes(hub, gpu):
+    gpu(80)
+    recipe = load_recipe(
+        "reasoning/paper", ["thoughts.loading=together", "policy.backbone.quantization=none"]
+    )
+    with pytest.raises(FitError) as error:
+        check_fit(recipe)
+    assert "the stage 'trees' needs an estimated" in str(error.value)
+    assert "cuda:0 has 85.9 GB" in str(error.value)
+    assert "policy (meta-llama/Llama-3.1-8B) 16.1" in str(error.value)
+    assert "evaluator (deepseek-ai/DeepSeek-R1-Distill-Qwen-32B) 65.5" in str(error.value)
+    assert "Change thoughts.loading (in_turn)" in str(error.value)
+
+
+def test_the_smallest_gpu_counts(hub, gpu):
+    check_fit(load_recipe("reasoning/paper"))
+    gpu(80, 80)
+    check_fit(load_recipe("reasoning/paper"))
+    gpu(80, 24)
+    with pytest.raises(FitError, match="'trees: evaluator' .* cuda:1 has 25.8 GB"):
+        check_fit(load_recipe("reasoning/paper"))
+
+
+def test_a_run_on_the_cpu_or_with_a_device_map_is_not_refused(hub, gpu):
+    gpu(1)
+    check_fit(load_recipe("summarization/tldr", ["runtime.devices=[cpu]"]))
+    with pytest.raises(FitError, match="'judge'"):
+        check_fit(load_recipe("summarization/tldr"))
+    stages = ("selector", "policy", "evaluation.judge.selector")
+    check_fit(load_recipe("summarization/tldr", [f"{key}.backbone.device_map=auto" for key in stages]))
+
+
+def test_gpus_of_another_machine_are_a_warning(hub, gpu):
+    gpu(8)
+    ray = ["runtime.task_runner=ray", "runtime.ray_address=10.0.0.1:6379"]
+    recipe = load_recipe("summarization/tldr", ray)
+    check_fit(recipe)
+    *_, warning = describe_costs(recipe).splitlines()
+    assert warning.startswith("warning: if the GPUs of the cluster are like those of this machine, the stage")
+
+
+def test_a_device_that_does_not_exist_is_left_to_the_run(hub):
+    check_fit(load_recipe("reasoning/paper", ["runtime.devices=[cuda:7]"]))
+
+
 # --- the table
 
 
@@ -174,9 +303,9 @@ def test_the_table_has_a_row_for_each_stage_and_the_terms(hub):
     lines = describe_costs(load_recipe("summarization/tldr")).splitlines()
     assert lines[0].endswith("estimated for one GPU; with runtime.devices=[cpu] for the CPU")
     assert lines[1].split() == " ".join(COLUMNS).split()
-    assert [line.split()[0] for line in lines[2:5]] == ["rounds", "alignment", "judge"]
-    assert lines[5].startswith("estimated disk of the rounds (GB): ")
-    assert len(lines) == 6
+    assert [line.split()[0] for line in lines[2:6]] == ["rounds", "alignment", "judge", "answers"]
+    assert lines[6].startswith("estimated disk of the rounds (GB): ")
+    assert len(lines) == 7
 
 
 def test_the_table_of_a_benchmark_has_a_line_for_each_arm_and_the_stages_of_the_largest(hub):
@@ -249,7 +378,7 @@ def test_a_config_json_is_read_once(hub, monkeypatch):
 def test_an_embedded_backbone_that_has_not_been_generated_is_said_so(tmp_path, monkeypatch):
     monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
     (line,) = describe_costs(load_recipe("debug")).splitlines()
-    assert line.startswith("not estimated: rounds, alignment, judge, disk of the rounds: ")
+    assert line.startswith("not estimated: rounds, alignment, judge, answers, disk of the rounds: ")
     assert line.endswith(": the first run generates it")
 
 

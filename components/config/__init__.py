@@ -18,6 +18,7 @@ from components.config.local_objectives import PairPpoObjective as PairPpoObject
 from components.config.local_objectives import PdpoObjective as PdpoObjective
 from components.config.local_objectives import PpoConfig as PpoConfig
 from components.config.models import BackboneConfig as BackboneConfig
+from components.config.models import FrozenModel as FrozenModel
 from components.config.models import LoraConfig as LoraConfig
 from components.config.models import PolicyConfig as PolicyConfig
 from components.config.models import SelectorConfig as SelectorConfig

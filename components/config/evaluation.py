@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.models import BackboneConfig
+from components.config.models import BackboneConfig, FrozenModel
 from components.config.recipe_files import InputFile, NameOrFolder, TemplateFile
 from components.config.registry import Registry, registered_section
 from components.config.section import Section
@@ -27,6 +27,10 @@ class JudgeConfig(Section):
 
     def required_backbones(self) -> list[BackboneConfig]:
         """Backbones that the judge needs."""
+        return []
+
+    def frozen_models(self) -> list[FrozenModel]:
+        """The models that it loads to judge, except one that it trains."""
         return []
 
     def with_chat_date(self, day: str) -> JudgeConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Literal, Self
 
@@ -70,6 +71,18 @@ class LoraConfig(Section):
     """Dropout on the input of the adapter."""
     target_modules: Literal["all-linear"] | Annotated[list[str], Field(min_length=1)] = "all-linear"
     """Names of the linear layers that get an adapter, as in PEFT; not embeddings or the head."""
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A model that a section of a recipe loads to score or to generate, and what goes through it at once."""
+
+    name: str  # in a recipe's terms, such as 'reward helpful'
+    backbone: BackboneConfig
+    rows: int
+    tokens: int  # of the longest input
+    new_tokens: int = 0  # generated after it; 0: it scores
+    lora: LoraConfig | None = None  # of its adapter
 
 
 class SelectorConfig(Section):

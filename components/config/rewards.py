@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from components.config.models import BackboneConfig
+from components.config.models import BackboneConfig, FrozenModel
 from components.config.registry import Registry
 from components.config.section import Section
 
@@ -28,6 +28,10 @@ class RewardConfig(Section):
 
     def required_backbones(self) -> list[BackboneConfig]:
         """Backbones that the reward is trained from."""
+        return []
+
+    def frozen_models(self, name: str) -> list[FrozenModel]:
+        """The models that it loads to score, under a name."""
         return []
 
 

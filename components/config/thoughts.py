@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from components.config.models import ChatDate
+from components.config.models import BackboneConfig, ChatDate, FrozenModel
 from components.config.recipe_files import InputFile, NamedModel
 from components.config.section import Section
 
@@ -96,6 +96,14 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
     model's probabilities, for models that are too small to write a number (in this process
     only)."""
 
+    def frozen_models(self) -> list[FrozenModel]:
+        """The model that it loads in this process."""
+        if self.base_url is not None:
+            return []
+        backbone = BackboneConfig(name=self.location, revision=self.revision)
+        tokens = 0 if self.read == "expected" else self.max_new_tokens
+        return [FrozenModel("evaluator", backbone, self.batch_size, self.max_prompt_tokens, tokens)]
+
     @model_validator(mode="after")
     def _check_read(self) -> Self:
         if self.read == "expected" and self.base_url is not None:
@@ -171,3 +179,16 @@ class ThoughtsConfig(Section):
     stopped grows the trees of these questions again."""
     evaluator: EvaluatorOptions = Field(default_factory=EvaluatorOptions)
     """The model that scores thoughts."""
+    loading: Literal["together", "in_turn"] = "together"
+    """How the writer and an evaluator in this process are loaded. together: both stay on the device;
+    in_turn: at each depth one after the other, for models that do not fit together. The trees are
+    the same; a larger question_batch_size loads them less often."""
+
+    @model_validator(mode="after")
+    def _check_loading(self) -> Self:
+        if self.loading == "in_turn" and self.evaluator.base_url is not None:
+            raise ValueError(
+                "thoughts.loading 'in_turn' is for an evaluator in this process: leave it out, or"
+                " evaluator.base_url"
+            )
+        return self

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from components.config import BackboneConfig, LoraConfig, Section
+from components.config import BackboneConfig, FrozenModel, LoraConfig, Section
 from components.data.records import DataError, PairRow, Pairs, read_judges_rows
 from components.environment import disable_transformers_progress_bars
 from components.io import file_hash, read_json, write_atomically
@@ -100,6 +100,10 @@ class TrainedReward(ClassifierScoring):
 
     def required_backbones(self) -> list[BackboneConfig]:
         return [self.training.backbone]
+
+    def frozen_models(self, name: str) -> list[FrozenModel]:
+        backbone = self.training.backbone.model_copy(update={"dtype": self.dtype})
+        return [FrozenModel(name, backbone, self.batch_size, self.max_length)]
 
     def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
         data = read_judges_rows(resources.prepared, "a reward of kind 'trained'")

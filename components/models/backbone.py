@@ -147,6 +147,17 @@ def choose_devices(devices: list[str] | None = None) -> list[str]:
     return devices or [f"cuda:{i}" for i in range(torch.cuda.device_count())] or ["cpu"]
 
 
+def cuda_memory(devices: list[str] | None = None) -> dict[str, int]:
+    """Bytes of memory of those devices of `choose_devices` that are CUDA devices."""
+    import torch
+
+    return {
+        device: torch.cuda.get_device_properties(device).total_memory
+        for device in choose_devices(devices)
+        if device.startswith("cuda")
+    }
+
+
 def choose_dtype(dtype: str, device: str) -> torch.dtype:
     """'auto' is bf16 on CUDA and fp32 on the CPU, where bf16 is slower."""
     import torch

@@ -1,4 +1,4 @@
-"""Memory of a training step with LoRA on a frozen causal language model, as a function of its shape.
+"""Memory of a training step with LoRA on a frozen causal language model, and of its inference, by its shape.
 
     peak = weights + LoRA + gradients + optimizer state + activations + one layer's backward pass + logits
 
@@ -8,6 +8,12 @@ compute them, a term for each operation. Frozen layers store no input (Hu et al.
 Models, section 4.1), which count the inputs of trained layers, do not apply. With checkpointing a
 layer stores its input alone (Chen et al. 2016). Attention is computed by kernels that store queries,
 keys, values, outputs and one sum per row, but no scores (Dao et al. 2022, FlashAttention).
+
+    inference = weights + keys and values + one layer's forward pass over the inputs + logits
+
+The forward pass of a layer is taken as what autograd would store of it, which is an upper bound. When
+prompts enter a batch, their own keys and values exist beside those of the batch
+(components/models/continuous_batch.py).
 
 Not counted are the CUDA context, fragmentation of the allocator, cuBLAS workspaces and the columns
 that LLM.int8() keeps in 16 bits. No figure is measured here; tests/models/test_memory.py compares the
@@ -25,6 +31,7 @@ from components.config import BackboneConfig, LoraConfig, UserError
 FP32 = 4  # bytes of a value of an adapter, its gradient, a moment of AdamW, and a logit
 LOGIT_POSITIONS = 1024  # in the language-model head at once; HEAD_CHUNK in components/models/logprobs.py
 LOGIT_COPIES = 3  # logits, their gradient, and the exponentials of the softmax in between
+SPARE_COLUMNS = 64  # of the cache of keys and values; as in components/models/key_values.py
 ENTROPY_COPIES = 5  # of an entropy: also the probabilities and their products with the logits
 # Bytes of the optimizer's state per trained value. Adafactor's is a row and a column per matrix.
 OPTIMIZER_BYTES = {
@@ -53,6 +60,7 @@ class Family:
     learned_positions: bool = False  # positions have embeddings
     one_position: bool = True  # the last layer can be computed at one (components/models/last_layer.py)
     fused: bool = True  # projections are torch's linear layers (components/models/fused_lora.py)
+    score_copies: int = 0  # attention scores of all heads that its own attention holds at once
 
 
 LLAMA = Family(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
@@ -63,6 +71,10 @@ FAMILIES = {  # by the `model_type` of their configuration
     "gemma": LLAMA,
     # GPT-2's own GELU is a chain of operations that store the input, half of it, tanh, and 1 + tanh.
     "gpt2": Family(("c_attn", "c_proj", "c_fc"), False, False, 4, True, False, False),
+}
+CLASSIFIERS = {  # families that no language model is of
+    # Scores by content, two by relative position, their sum and its softmax.
+    "deberta-v2": Family(("dense",), False, False, one_position=False, fused=False, score_copies=5),
 }
 
 
@@ -86,14 +98,15 @@ class ModelShape:
         """The shape from the content of a config.json, with the number of layers that a recipe uses.
 
         Raises:
-            ShapeError: the family is none of FAMILIES, or a value is missing.
+            ShapeError: the family is not known, or a value is missing.
         """
         kind = config.get("model_type")
-        if kind not in FAMILIES:
+        families = FAMILIES | CLASSIFIERS
+        if kind not in families:
             raise ShapeError(
-                f"'{backbone.name}' has model_type '{kind}', and the estimate knows {', '.join(FAMILIES)}"
+                f"'{backbone.name}' has model_type '{kind}', and the estimate knows {', '.join(families)}"
             )
-        family = FAMILIES[kind]
+        family = families[kind]
         names = GPT2_NAMES if family.learned_positions else LLAMA_NAMES
         missing = [name for name in names.values() if name not in config]
         if missing:
@@ -107,7 +120,7 @@ class ModelShape:
             "key_value_heads": int(config.get("num_key_value_heads") or heads),
             "head_dim": int(config.get("head_dim") or hidden // heads),
         }
-        tied = bool(config.get("tie_word_embeddings", kind in ("gpt2", "gemma")))
+        tied = bool(config.get("tie_word_embeddings", kind in ("gpt2", "gemma", "deberta-v2")))
         return cls(family=family, tied=tied, **values | optional)
 
     @property
@@ -305,10 +318,44 @@ class MemoryEstimate:
     activations: int  # what autograd stores in the layers
     backward: int  # working memory of the backward pass of a layer
     logits: int  # logits and their gradient
+    cache: int = 0  # keys and values of what is generated
 
     @property
     def total(self) -> int:
         return sum(astuple(self))
+
+
+@dataclass(frozen=True)
+class ForwardShape:
+    """What goes through a model at once, without gradients."""
+
+    rows: int
+    tokens: int  # of the longest input
+    new_tokens: int = 0  # generated after it
+
+
+def estimate_forward(
+    shape: ModelShape, precision: Precision, forward: ForwardShape, lora: LoraConfig | None = None
+) -> MemoryEstimate:
+    """Terms of the peak memory of a frozen model that scores or generates, with an adapter or without."""
+    rows, tokens, new = forward.rows, forward.tokens, forward.new_tokens
+    columns = tokens + new + min(new, SPARE_COLUMNS) + tokens if new else 0
+    plain = LoraConfig(target_modules=["none"])
+    adapter = 0 if lora is None else FP32 * shape.lora_values(lora)
+    if lora is not None and new and precision.bytes == FP32 and not precision.is_8bit:
+        merged = sum(inputs * outputs for _, inputs, outputs in shape.targets(lora))
+        adapter += FP32 * shape.layers * merged  # beside the weights, see components/models/merging.py
+    scores = shape.family.score_copies * rows * shape.heads * tokens**2 * precision.bytes
+    return MemoryEstimate(
+        weights=shape.weight_bytes(precision),
+        adapter=adapter,
+        gradients=0,
+        optimizer=0,
+        activations=rows * tokens * layer_bytes(shape, plain, precision, masked=True) + scores,
+        backward=0,
+        logits=FP32 * LOGIT_COPIES * rows * shape.vocabulary,
+        cache=rows * columns * 2 * shape.layers * shape.key_value_heads * shape.head_dim * precision.bytes,
+    )
 
 
 @dataclass(frozen=True)

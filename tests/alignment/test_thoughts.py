@@ -3,6 +3,7 @@
 import functools
 import json
 import time
+import weakref
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -430,6 +431,36 @@ def test_trees_grown_together_are_those_grown_one_at_a_time_by_fewer_and_larger_
         scores = [node.score or 0 for node in expected.nodes]
         assert [node.score or 0 for node in tree.nodes] == pytest.approx(scores, rel=1e-5)
         assert tree.path == expected.path
+
+
+def test_models_in_turn_grow_the_trees_of_models_that_stay_and_are_never_in_memory_together(debug):
+    evaluator = EvaluatorOptions(model="tiny-random", read="expected", max_prompt_tokens=2000)
+    config = ThoughtsConfig(depth=2, max_thought_tokens=6, evaluator=evaluator)
+    policy = debug.policy.model_copy(update={"template": "thoughts/policy", "max_prompt_tokens": 2000})
+    models = [
+        build_models(policy, config.model_copy(update={"loading": m}), "cpu") for m in ("together", "in_turn")
+    ]
+    settings = {"csqa": TreeSettings(config, TEMPLATES, "k", 3)}
+    trees = [grow_trees(MANY[:2], one, settings) for one in models]
+    assert trees[0] == trees[1]
+    in_turn = models[1]
+    first = weakref.ref(in_turn.evaluator)
+    assert in_turn.evaluator is first()
+    writer = weakref.ref(in_turn.writer)
+    assert first() is None
+    assert in_turn.evaluator is not None
+    assert writer() is None
+
+
+def test_how_models_are_loaded_is_no_part_of_the_trees_key(debug):
+    configs = [ThoughtsConfig(loading=loading) for loading in ("together", "in_turn")]
+    keys = {settings_key(config, debug.policy, TEMPLATES, 0) for config in configs}
+    assert len(keys) == 1
+
+
+def test_models_in_turn_need_an_evaluator_in_this_process():
+    with pytest.raises(ValueError, match=r"thoughts.loading 'in_turn' is for an evaluator in this process"):
+        ThoughtsConfig(loading="in_turn", evaluator={"base_url": "http://127.0.0.1:1/v1"})
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ import yaml
 from components.config import BackboneConfig, OptimizerConfig
 from components.config.alignment import DpoConfig
 from components.config.thoughts import EvaluatorOptions, ThoughtsConfig
+from components.estimates import FitError
 from components.learning.loop import Training
-from components.recipes import load_recipe
+from components.recipes import load_recipe, validate_environment
 from tests.claimed_cuda.devices import MISMATCHES, DeviceMismatch
 from tests.conftest import ROOT
 from tests.support.bare_loop import open_loop, prepare_rewards
@@ -34,6 +35,14 @@ PAIRS = [
 def with_backbone(section, dtype="auto"):
     """A model's section with the tiny backbone in a type."""
     return section.model_copy(update={"backbone": BackboneConfig(name="tiny-random", dtype=dtype)})
+
+
+def test_a_recipe_that_exceeds_the_memory_of_a_device_is_refused(ran):
+    torch.ones(1, device=LAST)
+    validate_environment(load_recipe("debug"))
+    settings = ["selector.max_length=2048", "federation.batch_size=65536"]
+    with pytest.raises(FitError, match="the stage 'rounds' needs .* GB, and cuda:0 has 85.9 GB"):
+        validate_environment(load_recipe("debug", settings))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -64,7 +64,7 @@ def test_a_command_prints_the_documented_fields_with_their_types(arguments, is_l
 
 def test_a_stage_of_a_check_has_the_documented_fields_and_a_total():
     stages = printed("check", "debug")["memory"]
-    assert {stage["stage"] for stage in stages} == {"rounds", "alignment", "judge"}
+    assert {stage["stage"] for stage in stages} == {"rounds", "alignment", "judge", "answers"}
     for stage in stages:
         assert list(stage) == list(documented_fields("Objects of the list `memory`"))
         terms = dict(stage["bytes"])

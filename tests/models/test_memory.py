@@ -15,16 +15,19 @@ from components.models.last_layer import states_at_one_position, supports_one_po
 from components.models.logprobs import completion_logprobs
 from components.models.memory import (
     FAMILIES,
+    ForwardShape,
     ModelShape,
     Precision,
     ShapeError,
     StepShape,
     TrainedValues,
     activation_bytes,
+    estimate_forward,
     estimate_step,
     logit_bytes,
     step_flops,
 )
+from tests.support.shapes import SHAPES
 
 TOLERANCE = 0.1
 """Largest relative difference from the bytes that autograd stores."""
@@ -241,3 +244,43 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(family, checkpoint
     all_positions = 2 * passes * ROWS * TOKENS**2 * shape.layers * shape.heads * shape.head_dim / 2
     expected = step_flops(shape, PLAIN, step) + 2 * all_positions  # eager attention reads later positions too
     assert expected == pytest.approx(counter.get_total_flops(), rel=0.12)
+
+
+# --- inference
+
+
+def test_the_weights_of_a_deberta_classifier_are_those_of_the_model():
+    from transformers import AutoModelForSequenceClassification, DebertaV2Config
+
+    options = SHAPES["OpenAssistant/reward-model-deberta-v3-large-v2"]
+    shape = ModelShape.from_config(options, BackboneConfig())
+    settings = {name: value for name, value in options.items() if name != "model_type"}
+    with torch.device("meta"):
+        model = AutoModelForSequenceClassification.from_config(
+            DebertaV2Config(**settings, position_biased_input=False, type_vocab_size=0, share_att_key=True)
+        )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert shape.weight_bytes(Precision(4)) == pytest.approx(4 * parameters, rel=0.01)
+
+
+def test_the_cache_of_a_batch_has_as_many_columns_as_are_estimated():
+    from components.models import memory
+    from components.models.key_values import SPARE_COLUMNS, RowCache
+
+    assert memory.SPARE_COLUMNS == SPARE_COLUMNS
+    _, shape = build("llama", LoraConfig())
+    estimate = estimate_forward(shape, Precision(4), ForwardShape(3, 50, 20))
+    cache = RowCache(shape.layers, 3, 50, 20)
+    prompt = torch.zeros(shape.key_value_heads, 50, shape.head_dim)
+    cache.enter(0, [(prompt, prompt)] * shape.layers)
+    stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache._row_layers)
+    assert estimate.cache == stored + 3 * shape.layers * 2 * prompt.nbytes
+
+
+def test_a_merged_adapter_of_a_policy_in_fp32_has_the_weights_of_its_layers_again():
+    lora = LoraConfig(r=4, target_modules=["q_proj"])
+    _, shape = build("llama", lora)
+    sizes = [estimate_forward(shape, Precision(size), ForwardShape(1, 8, 8), lora) for size in (4, 2)]
+    assert (
+        sizes[0].adapter - sizes[1].adapter == 4 * shape.layers * shape.hidden * shape.heads * shape.head_dim
+    )

@@ -26,6 +26,12 @@ SHAPES = {
     "meta-llama/Llama-3.1-8B": {"model_type": "llama", "hidden_size": 4096}
     | {"intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False},
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": {"model_type": "qwen2", "hidden_size": 5120}
+    | {"intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40}
+    | {"num_key_value_heads": 8, "vocab_size": 152064, "tie_word_embeddings": False},
+    "OpenAssistant/reward-model-deberta-v3-large-v2": {"model_type": "deberta-v2", "hidden_size": 1024}
+    | {"intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    | {"vocab_size": 128100},
     "distilbert/distilgpt2": {"model_type": "gpt2", "n_embd": 768, "n_layer": 6, "n_head": 12}
     | {"n_positions": 1024, "vocab_size": 50257},
     "Ray2333/gpt2-large-helpful-reward_model": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36}

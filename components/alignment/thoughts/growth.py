@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from components.alignment.thoughts.requests import Request
 from components.alignment.thoughts.scores import Score
-from components.alignment.thoughts.tree_models import TreeModels
+from components.alignment.thoughts.tree_models import TreeModels, TreeModelsInTurn
 from components.config import ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template
@@ -102,7 +102,9 @@ class GrowingTree:
 
 
 def grow_trees(
-    questions: Sequence[Question], models: TreeModels, settings: Mapping[str, TreeSettings]
+    questions: Sequence[Question],
+    models: TreeModels | TreeModelsInTurn,
+    settings: Mapping[str, TreeSettings],
 ) -> list[Tree]:
     """Grow the trees of questions together: the requests of a level are answered in common batches.
 
@@ -116,7 +118,7 @@ def grow_trees(
     return [tree.complete() for tree in trees]
 
 
-def _grow_level(trees: Sequence[GrowingTree], models: TreeModels) -> None:
+def _grow_level(trees: Sequence[GrowingTree], models: TreeModels | TreeModelsInTurn) -> None:
     thoughts_by_tree = _answer_together([tree.thought_requests() for tree in trees], models.writer.write)
     levels = [[first_line(text) for text in texts] for texts in thoughts_by_tree]
     positions = [[n for n, thought in enumerate(thoughts) if thought] for thoughts in levels]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from components.alignment.thoughts.growth import ThoughtTemplates, TreeSettings, grow_trees
-from components.alignment.thoughts.tree_models import TreeModels
+from components.alignment.thoughts.tree_models import TreeModels, TreeModelsInTurn
 from components.config import PolicyConfig, ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template
@@ -30,12 +30,18 @@ def settings_key(
 ) -> str:
     """Hash what a tree depends on besides its question, its device and the number of threads.
 
-    Not hashed are the number of questions at a time, an endpoint's address and pace, and the LoRA
-    of the policy that writes the thoughts.
+    Not hashed are the number of questions at a time, how the models are loaded, an endpoint's address
+    and pace, and the LoRA of the policy that writes the thoughts.
     """
     content = {
         "config": config.model_dump(
-            mode="json", exclude={"questions": True, "question_batch_size": True, "evaluator": PACE_OPTIONS}
+            mode="json",
+            exclude={
+                "questions": True,
+                "question_batch_size": True,
+                "loading": True,
+                "evaluator": PACE_OPTIONS,
+            },
         ),
         "writer": policy.model_dump(mode="json", exclude={"lora"}),
         "templates": ["\x1f".join(template.pieces) for template in templates],
@@ -48,7 +54,7 @@ def settings_key(
 def grow_missing_trees(
     questions: Sequence[Question],
     path: Path,
-    load_models: Callable[[], TreeModels],
+    load_models: Callable[[], TreeModels | TreeModelsInTurn],
     settings: Mapping[str, TreeSettings],
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -15,6 +15,7 @@ from components.alignment.thoughts.scores import Score, ThoughtsError, score_wit
 from components.concurrency import concurrent_parts, run_concurrently
 from components.config import BackboneConfig, PolicyConfig, TemplateFile, ThoughtsConfig
 from components.config.thoughts import EvaluatorOptions
+from components.environment import release_memory
 from components.models.chat import ChatEndpoint, Reply
 from components.models.policy import Policy
 
@@ -25,6 +26,34 @@ class TreeModels:
 
     writer: PolicyWriter
     evaluator: Evaluator
+
+
+class TreeModelsInTurn:
+    """The models that grow trees, one at a time on the device: that which is used replaces the other."""
+
+    def __init__(
+        self, load_writer: Callable[[], PolicyWriter], load_evaluator: Callable[[], Evaluator]
+    ) -> None:
+        self._load_writer = load_writer
+        self._load_evaluator = load_evaluator
+        self._writer: PolicyWriter | None = None
+        self._evaluator: Evaluator | None = None
+
+    @property
+    def writer(self) -> PolicyWriter:
+        if self._writer is None:
+            self._evaluator = None
+            release_memory()
+            self._writer = self._load_writer()
+        return self._writer
+
+    @property
+    def evaluator(self) -> Evaluator:
+        if self._evaluator is None:
+            self._writer = None
+            release_memory()
+            self._evaluator = self._load_evaluator()
+        return self._evaluator
 
 
 class PolicyWriter:
@@ -182,8 +211,17 @@ class EndpointEvaluator:
 Evaluator = ModelEvaluator | EndpointEvaluator
 
 
-def build_models(policy: PolicyConfig, config: ThoughtsConfig, device: str) -> TreeModels:
+def build_models(policy: PolicyConfig, config: ThoughtsConfig, device: str) -> TreeModels | TreeModelsInTurn:
     """Build the writer, and the evaluator that the options name."""
     options = config.evaluator
-    evaluator: Evaluator = EndpointEvaluator(options) if options.base_url else ModelEvaluator(options, device)
-    return TreeModels(PolicyWriter(policy, config, device), evaluator)
+
+    def load_writer() -> PolicyWriter:
+        return PolicyWriter(policy, config, device)
+
+    def load_evaluator() -> Evaluator:
+        return EndpointEvaluator(options) if options.base_url else ModelEvaluator(options, device)
+
+    if config.loading == "in_turn":
+        return TreeModelsInTurn(load_writer, load_evaluator)
+    evaluator = load_evaluator()
+    return TreeModels(load_writer(), evaluator)

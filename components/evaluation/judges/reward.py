@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
-from components.config import BackboneConfig, Recipe, RecipeError, RewardConfig
+from components.config import BackboneConfig, FrozenModel, Recipe, RecipeError, RewardConfig
 from components.config.registry import registered_section
 from components.config.rewards import REWARDS
 from components.data.records import read_judges_rows
@@ -51,6 +51,9 @@ class RewardJudgeSection(JudgeSection):
     def required_backbones(self) -> list[BackboneConfig]:
         """The backbones that the reward is trained from."""
         return self.reward.required_backbones()
+
+    def frozen_models(self) -> list[FrozenModel]:
+        return self.reward.frozen_models("judge")
 
     def check_data(self, prepared: Path) -> None:
         """Refuse early what would prevent the reward from being built at the end of a run.

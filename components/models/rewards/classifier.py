@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import numpy as np
 from pydantic import Field, model_validator
 
-from components.config import NamedModel
+from components.config import BackboneConfig, FrozenModel, NamedModel
 from components.environment import disable_transformers_progress_bars
 from components.models.backbone import BackboneError, choose_dtype, first_line
 from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
@@ -148,6 +148,10 @@ class ClassifierReward(NamedModel, ClassifierScoring):
     @property
     def format(self) -> ResponseFormat:
         return ResponseFormat(self.template, self.max_length)
+
+    def frozen_models(self, name: str) -> list[FrozenModel]:
+        backbone = BackboneConfig(name=self.location, revision=self.revision, dtype=self.dtype)
+        return [FrozenModel(name, backbone, self.batch_size, self.max_length)]
 
     def check_loading(self, key: str) -> None:
         self.check_files()

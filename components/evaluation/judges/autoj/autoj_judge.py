@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from components.config import BackboneConfig, NamedModel, TemplateFile
+from components.config import BackboneConfig, FrozenModel, NamedModel, TemplateFile
 from components.config.models import ChatDate
 from components.config.thoughts import EndpointOptions
 from components.data.records import DataError
@@ -93,6 +93,12 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
         if prints_day and reads_clock(BackboneConfig(name=self.location, revision=self.revision)):
             return self.model_copy(update={"chat_date": day})
         return self
+
+    def frozen_models(self) -> list[FrozenModel]:
+        if self.base_url is not None:
+            return []
+        backbone = BackboneConfig(name=self.location, revision=self.revision, dtype=self.dtype)
+        return [FrozenModel("judge", backbone, self.batch_size, self.max_prompt_tokens, self.max_new_tokens)]
 
     def check_data(self, prepared: Path) -> None:
         """Refuse a missing key, model or quantization library before the run.
