@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from components.config import UserError
 from components.io import FullDiskError
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 VARIABLES = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -32,6 +33,7 @@ VARIABLES = {
     "TQDM_DISABLE": "1",
     "GIT_PYTHON_REFRESH": "quiet",
     "RAY_USAGE_STATS_ENABLED": "0",
+    CUBLAS: ":4096:8",  # cuBLAS reads it when it starts; see use_deterministic_kernels
 }
 """Environment variables of libraries."""
 
@@ -132,6 +134,25 @@ def configure_malloc() -> None:
     if mallopt is not None:
         for name, value in malloc_variables().items():
             mallopt(MALLOC[name][0], int(value))
+
+
+def cublas_variables() -> dict[str, str]:
+    """The setting of cuBLAS for the environment of a new process: the user's, or that of VARIABLES."""
+    return {CUBLAS: os.environ.get(CUBLAS, VARIABLES[CUBLAS])}
+
+
+def use_deterministic_kernels(device: str) -> None:
+    """Compute on CUDA by kernels whose results are the same bytes each time; nothing changes on the CPU.
+
+    The setting is torch's for the process: an operation without such a kernel raises, the backward passes
+    of flash and memory-efficient attention take an order of their sums, and attention by cuDNN is not used.
+    Nothing here reads memory before it is written, so new tensors are not filled, which would take time.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # untyped
 
 
 def release_memory() -> None:

@@ -26,7 +26,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
-from components.environment import release_memory
+from components.environment import release_memory, use_deterministic_kernels
 from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.reference_cache import ReferenceCache
@@ -140,6 +140,7 @@ class DevicePool:
         place = free.get()
         try:
             set_threads(runtime, mapped)
+            use_deterministic_kernels(place[0])
             yield place
         finally:
             free.put(place)

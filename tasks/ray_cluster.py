@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
-from components.environment import malloc_variables
+from components.environment import cublas_variables, malloc_variables
 from components.models.backbone import choose_devices
 from components.models.rewards.function import ALLOW_CODE
 from components.paths import home, without_credentials
@@ -81,7 +81,7 @@ def connect(runtime: RuntimeConfig) -> None:
     if ray.is_initialized():
         return
     allowed = {ALLOW_CODE: os.environ[ALLOW_CODE]} if ALLOW_CODE in os.environ else {}
-    variables = malloc_variables() | allowed
+    variables = malloc_variables() | cublas_variables() | allowed
     options: dict[str, Any] = {"runtime_env": {"env_vars": variables}, "namespace": "prefect"}
     options |= {"log_to_driver": False, "logging_level": "warning"}
     if runtime.ray_address is None:

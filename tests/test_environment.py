@@ -17,8 +17,10 @@ from components.environment import (
     VARIABLES,
     WAIT_VARIABLES,
     configure_libraries,
+    cublas_variables,
     malloc_variables,
     preserve_root_log_level,
+    use_deterministic_kernels,
 )
 from components.paths import without_credentials
 
@@ -113,6 +115,33 @@ def test_variables_that_the_user_has_set_are_not_changed(monkeypatch):
     configure_libraries()
     assert os.environ["TQDM_DISABLE"] == "0"
     assert os.environ["DO_NOT_TRACK"] == VARIABLES["DO_NOT_TRACK"]
+
+
+@pytest.fixture
+def torch_settings():
+    """torch, whose settings are restored."""
+    import torch
+
+    yield torch
+    torch.use_deterministic_algorithms(False)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+
+
+@pytest.mark.parametrize(("device", "deterministic"), [("cpu", False), ("cuda:1", True)])
+def test_kernels_are_deterministic_on_cuda_and_those_of_the_cpu_stay(device, deterministic, torch_settings):
+    use_deterministic_kernels(device)
+    assert torch_settings.are_deterministic_algorithms_enabled() == deterministic
+    assert not torch_settings.is_deterministic_algorithms_warn_only_enabled()
+    assert torch_settings.utils.deterministic.fill_uninitialized_memory != deterministic
+
+
+def test_the_workspaces_of_cublas_are_set_for_this_process_and_for_others(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert cublas_variables() == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    configure_libraries()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert cublas_variables() == {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
 
 
 @pytest.mark.parametrize("name", [None, *WAIT_VARIABLES])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from components.config.thoughts import EvaluatorOptions, ThoughtsConfig
 from components.estimates import FitError
 from components.learning.loop import Training
 from components.recipes import load_recipe, validate_environment
-from tests.claimed_cuda.devices import MISMATCHES, DeviceMismatch
+from tests.claimed_cuda.devices import MISMATCHES, NONDETERMINISTIC, UNREPEATABLE, DeviceMismatch
 from tests.conftest import ROOT
 from tests.support.bare_loop import open_loop, prepare_rewards
 
@@ -102,6 +103,8 @@ def test_a_pipeline_on_all_devices_has_the_bytes_of_one(name, new_workplace, ran
     assert set(ran.operations) == {"cuda:0"}
     ran.clear()
     run = place.run(*PIPELINES[name])
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.utils.deterministic.fill_uninitialized_memory
     assert len(ran.operations) == min(COUNT, 4 if name == "selectors" else 2)
     for phase in ("federation", "alignment", "evaluation"):
         assert (run.folder / phase / "result.json").read_bytes() == (
@@ -254,6 +257,22 @@ def test_a_planted_fault_is_found(fault, debug):
     with pytest.raises((DeviceMismatch, TypeError)):
         PLANTED[fault](model)
     MISMATCHES.clear()  # of the mismatch that was planted
+
+
+def test_operations_without_a_deterministic_kernel_are_found():
+    numbers = torch.ones(4, device=LAST)
+    numbers.long().cumsum(0)
+    assert not UNREPEATABLE
+    numbers.cumsum(0)
+    numbers.histc(2)
+    assert UNREPEATABLE == ["aten.cumsum", "aten.histc"]
+    UNREPEATABLE.clear()
+
+
+def test_the_operations_without_a_deterministic_kernel_are_those_of_torchs_documentation(ran):
+    torch.ones(1, device=LAST)
+    text = torch.use_deterministic_algorithms.__doc__.split("will throw a\n")[-1].split("In addition")[0]
+    assert set(re.findall(r"\* :(?:class|func):`([\w.]+)`", text)) == set(NONDETERMINISTIC)
 
 
 @pytest.mark.skipif(COUNT < 2, reason="needs two devices")

@@ -38,12 +38,53 @@ INDEXING = {
 """Operations that take indices on the CPU too."""
 PRODUCTS = {aten.mm: 0, aten.addmm: 1, aten.addmm_: 1}
 """Products of linear layers, and the position of their left factor. Attention is one kernel on a GPU."""
+NONDETERMINISTIC = {
+    "torch.nn.AvgPool3d": {aten.avg_pool3d_backward},
+    "torch.nn.AdaptiveAvgPool2d": {aten._adaptive_avg_pool2d_backward},
+    "torch.nn.AdaptiveAvgPool3d": {aten._adaptive_avg_pool3d_backward},
+    "torch.nn.AdaptiveMaxPool2d": {aten.adaptive_max_pool2d_backward},
+    "torch.nn.FractionalMaxPool2d": {aten.fractional_max_pool2d_backward},
+    "torch.nn.FractionalMaxPool3d": {aten.fractional_max_pool3d_backward},
+    "torch.nn.MaxUnpool1d": {aten.max_unpool2d},
+    "torch.nn.MaxUnpool2d": {aten.max_unpool2d},
+    "torch.nn.MaxUnpool3d": {aten.max_unpool3d},
+    "torch.nn.functional.interpolate": {
+        aten.upsample_linear1d_backward,
+        aten.upsample_bilinear2d_backward,
+        aten.upsample_bicubic2d_backward,
+        aten.upsample_trilinear3d_backward,
+    },
+    "torch.nn.ReflectionPad1d": {aten.reflection_pad1d_backward},
+    "torch.nn.ReflectionPad2d": {aten.reflection_pad2d_backward},
+    "torch.nn.ReflectionPad3d": {aten.reflection_pad3d_backward},
+    # The kernel with one dimension of positions has no atomic sums.
+    "torch.nn.NLLLoss": {aten.nll_loss2d_forward, aten.nll_loss2d_backward},
+    "torch.nn.CTCLoss": {aten._ctc_loss_backward},
+    "torch.nn.EmbeddingBag": {aten._embedding_bag_dense_backward},
+    "torch.Tensor.put_": {aten.put, aten.put_},
+    "torch.histc": {aten.histc},
+    "torch.bincount": {aten.bincount},
+    "torch.median": {aten.median, aten.nanmedian},
+    "torch.nn.functional.grid_sample": {aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward},
+    "torch.cumsum": {aten.cumsum, aten.cumsum_},
+    "torch.Tensor.scatter_reduce": {aten.scatter_reduce, aten.scatter_reduce_},
+    "torch.Tensor.resize_": {aten.resize_},
+}
+"""Operations without a deterministic kernel on CUDA, by their names in torch's documentation."""
+ONLY_OF_TYPE: dict[Any, Callable[[torch.Tensor], bool]] = {
+    aten.cumsum: torch.is_floating_point,
+    aten.cumsum_: torch.is_floating_point,
+    aten.resize_: lambda tensor: tensor.is_quantized,
+}
+"""Those of them that are deterministic except for such tensors."""
 MISMATCHES: list[str] = []
 """The operations that mixed devices, also those whose error was caught."""
 
 
 DRAWING = threading.Lock()
 """Held while an operation draws from the generator of the CPU in place of a device's."""
+UNREPEATABLE: list[str] = []
+"""The operations without a deterministic kernel that ran, which torch would refuse on a GPU."""
 
 
 class DeviceMismatch(RuntimeError):
@@ -234,9 +275,16 @@ def _common_device(func: Any, tensors: list[torch.Tensor]) -> torch.device:
     return device
 
 
+def _is_unrepeatable(packet: Any, args: Any) -> bool:
+    listed = any(packet in packets for packets in NONDETERMINISTIC.values())
+    return listed and (packet not in ONLY_OF_TYPE or ONLY_OF_TYPE[packet](args[0]))
+
+
 def _record(packet: Any, args: Any, device: torch.device) -> None:
     if device.type == "cuda":
         RECORD.operations[str(device)] += 1
+        if _is_unrepeatable(packet, args):
+            UNREPEATABLE.append(str(packet))
         if packet in PRODUCTS:
             dtype = args[PRODUCTS[packet]].dtype
             RECORD.products[str(dtype).removeprefix("torch.")] += 1

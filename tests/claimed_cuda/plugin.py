@@ -27,11 +27,16 @@ def claimed_cuda() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def ran(claimed_cuda: Any) -> Iterator[Any]:
-    """What ran on claimed devices. A test that mixes devices fails, also where the error is caught."""
-    from tests.claimed_cuda.devices import MISMATCHES
+    """What ran on claimed devices.
+
+    A test fails that mixes devices, also where the error is caught, or runs what has no deterministic kernel.
+    """
+    from tests.claimed_cuda.devices import MISMATCHES, UNREPEATABLE
 
     MISMATCHES.clear()
+    UNREPEATABLE.clear()
     claimed_cuda.clear()
     yield claimed_cuda
     assert not MISMATCHES, MISMATCHES[0]
+    assert not UNREPEATABLE, f"{UNREPEATABLE[0]} has no deterministic kernel on CUDA"
     assert claimed_cuda.operations, "nothing ran on a claimed device"
