@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import torch
 
 from components.config import PpoConfig
 from components.learning.ppo import estimate_kl
+from components.models.generation import Completion
 from components.models.logprobs import CompletionTokens, TokenRow
 from components.models.resident import ResidentPolicy
 from components.models.rewards.reward_section import RewardFunction, Scores, check_scores
@@ -55,13 +56,28 @@ def sample_rollout(
 ) -> Rollout:
     """Sample `count` completions of each prompt with the adapter in the slot, and score them.
 
-    The completions are a function of the seed. A reward that fails, or does not give one finite score
-    per completion, is a RewardError.
+    The completions are a function of the seed. Errors as of `score_completions`.
     """
     resident.model.eval()
     answers = resident.policy.generate(prompts, seed, ppo.temperature, count=count)
-    repeated = [prompt for prompt in prompts for _ in range(count)]
-    completions: list[Any] = [completion for answer in answers for completion in answer]
+    return score_completions(resident, prompts, answers, rewards, ppo)
+
+
+def score_completions(
+    resident: ResidentPolicy,
+    prompts: Sequence[str],
+    answers: Sequence[Sequence[Completion]],
+    rewards: Mapping[str, RewardFunction],
+    ppo: PpoConfig,
+) -> Rollout:
+    """The rollout of completions of each prompt, which the adapter in the slot has sampled.
+
+    All go through the model at once. A reward that fails, or does not give one finite score per
+    completion, is a RewardError.
+    """
+    resident.model.eval()
+    repeated = [prompt for prompt, answer in zip(prompts, answers, strict=True) for _ in answer]
+    completions = list(chain.from_iterable(answers))
     texts = [completion.text for completion in completions]
     rows: list[TokenRow] = [
         (resident.policy.encode(prompt), list(completion.ids))

@@ -276,6 +276,31 @@ def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
     assert measured["prompts"] == len(prompts) == 3
 
 
+def test_prompts_of_several_batches_are_answered_together_as_each_batch_would_be(loop_of, monkeypatch):
+    loop = loop_of("firm", "", "federation.batch_size=2")
+    (job,) = loop.bound.measure(loop.initial_state())
+    trainer = loop.trainer
+    generate = trainer.resident.policy.generate
+    answered = []
+
+    def record(prompts, *arguments, **options):
+        answered.append(len(prompts))
+        return generate(prompts, *arguments, **options)
+
+    monkeypatch.setattr(trainer.resident.policy, "generate", record)
+    measured = loop.run_job(job).metrics.scalars
+    assert answered == [3]
+    context = loop.contexts.open("")
+    prompts = context.held_out_prompts(None, 0)
+    trainer.resident.slot.load(context.load_adapter(job.adapter))
+    ppo = method_of(loop.recipe.federation).ppo
+    scores = {"long": score_length}
+    batches = [(prompts[:2], derive(job.seed, 0)), (prompts[2:], derive(job.seed, 2))]
+    rollouts = [sample_rollout(trainer.resident, batch, scores, ppo, seed) for batch, seed in batches]
+    assert measured["long"] == np.concatenate([rollout.scores["long"] for rollout in rollouts]).mean()
+    assert measured["kl"] == (rollouts[0].kl * 2 + rollouts[1].kl) / 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("rate", "lowest", "highest"), [(1e-9, 0.0, 1e-7), (1e-2, 1e-3, 1.0)])
 def test_a_client_starts_from_the_options_kl_and_trains_its_heads_at_their_rate(

@@ -21,8 +21,9 @@ from components.federation.multi_objective import MultiObjectiveMethod, gradient
 from components.federation.protocol import ClientResult, GradientJob, Job, RewardsJob, TrainJob
 from components.learning.loop import Training, TrainingError
 from components.learning.multi_objective_ppo import MultiObjectivePpo
-from components.learning.rollouts import sample_rollout
+from components.learning.rollouts import score_completions
 from components.models.backbone import choose_devices
+from components.models.generation import SampleKey
 from components.models.rewards.reward_section import RewardFunction, response_reward
 from components.results import Metrics
 from components.seeding import derive
@@ -107,11 +108,15 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         self.resident.slot.load(context.load_adapter(job.adapter))
         scores = defaultdict(list)
         kl = 0.0
-        batch_size = self._config.batch_size  # as in training
-        for begin in range(0, len(prompts), batch_size):
-            batch = prompts[begin : begin + batch_size]
-            seed = derive(job.seed, begin)
-            rollout = sample_rollout(self.resident, batch, rewards, self._options.ppo, seed)
+        ppo = self._options.ppo
+        size = self._config.batch_size  # of the batches that are scored, as in training
+        # The answers of all batches are sampled together, and are those of each batch by itself.
+        keys = [SampleKey(derive(job.seed, n - n % size), n % size) for n in range(len(prompts))]
+        self.resident.model.eval()
+        answers = self.resident.policy.generate(prompts, keys, ppo.temperature)
+        for begin in range(0, len(prompts), size):
+            batch = prompts[begin : begin + size]
+            rollout = score_completions(self.resident, batch, answers[begin : begin + size], rewards, ppo)
             for name, column in rollout.scores.items():
                 scores[name].append(column)
             kl += rollout.kl * len(batch) / len(prompts)
