@@ -74,17 +74,24 @@ class PairPpoLoss(Loss):
         self._compute_rollout(data)
 
     def _compute_rollout(self, data: ClientData) -> None:
-        """Evaluate the used pairs, one at a time, so that no value depends on the other pairs."""
-        old: list[torch.Tensor] = []
-        values: list[torch.Tensor] = []
+        """Evaluate the used pairs in batches of similar length; the last bits depend on the batch."""
+        used = [int(n) for n in data.used]
+        rows = [self.encoded[n] for n in used]
+        order = sorted(range(len(rows)), key=lambda place: sum(map(len, rows[place])))
+        old: list[torch.Tensor] = [torch.empty(0)] * (2 * len(rows))
+        values = list(old)
         self.resident.model.eval()
         with torch.no_grad():
-            for n in data.used:
-                tokens = self.resident.tokens([self.encoded[int(n)]])
-                old += [row[mask] for row, mask in zip(tokens.logprobs, tokens.mask, strict=True)]
+            for start in range(0, len(order), data.batch_size):
+                batch = order[start : start + data.batch_size]
+                tokens = self.resident.tokens([rows[place] for place in batch])
+                sides = [2 * place + side for place in batch for side in (0, 1)]
+                for side, row, mask in zip(sides, tokens.logprobs, tokens.mask, strict=True):
+                    old[side] = row[mask]
                 if self.critic is not None:
                     token_values = self.critic.values(tokens)
-                    values += [row[mask] for row, mask in zip(token_values, tokens.mask, strict=True)]
+                    for side, row, mask in zip(sides, token_values, tokens.mask, strict=True):
+                        values[side] = row[mask]
         reference = [row.to(old[0]) for pair in data.reference_tokens() for row in pair]
         penalties = [self.config.kl * (now - ref) for now, ref in zip(old, reference, strict=True)]
         scores = data.scores()

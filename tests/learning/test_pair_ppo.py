@@ -110,6 +110,29 @@ def test_a_rollout_has_the_log_probabilities_of_the_received_policy_and_the_valu
     assert torch.allclose(rollout.values[0, :size], values[:size], atol=1e-4)
 
 
+def test_pairs_are_evaluated_in_batches_with_the_values_that_each_has_by_itself(
+    resident, learnt, monkeypatch
+):
+    sizes = []
+    compute = resident.tokens
+
+    def record(rows, **options):
+        sizes.append(len(rows))
+        return compute(rows, **options)
+
+    monkeypatch.setattr(resident, "tokens", record)
+    rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
+    assert sizes[:2] == [4, 2], "batches of ClientData.batch_size, before those of the reference"
+    for n, pair in enumerate(PAIRS):
+        alone = compute([resident.encode_pair(pair)])
+        for side, mask in enumerate(alone.mask):
+            row, size = 2 * n + side, int(mask.sum())
+            assert int(rollout.mask[row].sum()) == size
+            assert torch.allclose(rollout.old[row, :size], alone.logprobs[side, :size], atol=1e-5)
+            values = rollout.critic.values(alone)[side, :size]
+            assert torch.allclose(rollout.values[row, :size], values, atol=1e-5)
+
+
 def test_with_a_critic_the_reward_is_the_penalty_at_each_token_and_the_centered_score_at_the_last(
     resident, learnt
 ):
