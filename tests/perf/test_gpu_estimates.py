@@ -1,0 +1,227 @@
+"""Estimated times on a GPU: numbers of products, hand-computed stages, and the recipes that they cover."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GemmaConfig, GemmaForCausalLM
+
+from components.config import BackboneConfig, LoraConfig
+from components.estimates import training_stages
+from components.models import fused_lora
+from components.models.adapters import attach_lora
+from components.models.memory import ModelShape, StepShape, step_flops
+from components.models.selector_model import choice_logits
+from components.recipes import RECIPES, load_recipe
+from perf.gpu_estimates import (
+    Data,
+    PaperModels,
+    Sampling,
+    estimates,
+    main,
+    paper_recipes,
+    read_configs,
+    two_digits,
+)
+from perf.products import Gpu, Model, Products, count_layer_products, time_of, training_products
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "gpu-estimates.md"
+ALL_LINEAR = LoraConfig(target_modules="all-linear")
+PLAIN = Gpu(bf16=100, fp32=10, bandwidth=50, product_share=0.5, bandwidth_share=0.2, launch=0.25)
+
+
+def shape_of(name):
+    return ModelShape.from_config(read_configs()[name], BackboneConfig(name=name))
+
+
+def model_recipes():
+    """The names of the recipes whose policy is neither the embedded model nor a tiny one."""
+    names = {str(path.relative_to(RECIPES).with_suffix("")) for path in RECIPES.rglob("*.yaml")}
+    return {name for name in names if "/" in load_recipe(name).policy.backbone.name}
+
+
+def test_every_recipe_that_names_a_model_of_the_hub_is_estimated():
+    assert set(paper_recipes()) == model_recipes()
+
+
+# --- products
+
+
+class CountedProducts(TorchDispatchMode):
+    """Matrix products by the type of what they multiply."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default):
+            self.numbers[args[-1].dtype] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("fused", "fp32"), [(False, 759), (True, 2)])
+def test_of_the_1010_products_of_a_selectors_micro_batch_759_were_in_fp32_and_2_are(fused, fp32, monkeypatch):
+    """They are counted in a narrow bf16 model with as many layers as Gemma-2B."""
+    if not fused:
+        monkeypatch.setattr(fused_lora, "_can_fuse", lambda *_: False)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 18, "head_dim": 16}
+    config = GemmaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, vocab_size=64)
+    backbone = GemmaForCausalLM(config).to(torch.bfloat16).requires_grad_(False)
+    model = attach_lora(backbone, ALL_LINEAR).train()
+    with CountedProducts() as counted:
+        ids, last = torch.arange(24).reshape(2, 12), torch.tensor([11, 8])
+        choice_logits(model.get_base_model(), ids, last, (3, 4), one_position=True).sum().backward()
+    frozen, factors = count_layer_products(
+        shape_of("google/gemma-2b"), ALL_LINEAR, StepShape(2, 12, one_position=True)
+    )
+    head = 2
+    assert frozen + factors + head == counted.numbers.total() == 1010
+    assert counted.numbers[torch.float32] == (head if fused else factors + head) == fp32
+
+
+@pytest.mark.parametrize("recipe", ["summarization/tldr", "personalized/imdb", "multi-objective/hh"])
+def test_the_operations_of_training_are_those_of_the_estimates(recipe):
+    for stage in training_stages(load_recipe(recipe), prompts=10):
+        model = PaperModels().model(stage.backbone, stage.lora)
+        flops = sum(each.flops for each in training_products(model, stage.step))
+        expected = step_flops(model.shape, stage.lora, stage.step)
+        if stage.step.one_position:
+            expected -= 4 * stage.step.rows * (model.shape.vocabulary - 2) * model.shape.hidden
+        assert flops == pytest.approx(expected, rel=1e-12), stage.name
+
+
+def test_a_backward_pass_for_each_objective_costs_what_one_costs():
+    model = Model(shape_of("TinyLlama/TinyLlama-1.1B-Chat-v1.0"), ALL_LINEAR)
+    step = StepShape(8, 640, logit_positions=1024)
+    none, one, three = (
+        sum(each.flops for each in training_products(model, step, backwards)) for backwards in (0, 1, 3)
+    )
+    assert three - one == 2 * (one - none) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "eight_bit", "fp32"),
+    [
+        ("google/gemma-2b", False, False),
+        ("google/gemma-2b", True, True),
+        ("distilbert/distilgpt2", False, True),
+    ],
+)
+def test_factors_are_in_fp32_where_the_fused_function_is_not_used(name, eight_bit, fp32):
+    model = Model(shape_of(name), ALL_LINEAR, eight_bit=eight_bit)
+    assert model.fp32_factors is fp32
+    assert Model(shape_of(name), ALL_LINEAR, fused=False).fp32_factors
+
+
+def test_products_take_the_time_of_what_bounds_them():
+    assert Products(1, flops=200, bytes=10).seconds(PLAIN) == {"bf16 products": 4.0}
+    assert Products(1, flops=200, bytes=10, fp32=True).seconds(PLAIN) == {"fp32 products": 40.0}
+    assert Products(1, flops=200, bytes=100).seconds(PLAIN) == {"bandwidth": 10.0}
+    products = [Products(1, flops=200, bytes=10), Products(1, flops=50, bytes=20)]
+    assert time_of(products, PLAIN) == {"bf16 products": 4.0, "bandwidth": 2.0}
+    assert time_of([products[0].times(2), Products(40, 1, 1)], PLAIN) == {"launches": 10.5}
+
+
+# --- stages
+
+
+def test_the_rounds_of_a_small_recipe_are_those_of_a_hand_computation():
+    """3 clients with 32 pairs each take 4 gradients of 8 rows of 32 + 2 x 16 tokens, in each of 2 rounds."""
+    recipe = load_recipe(
+        "personalized/imdb",
+        [
+            "federation.method=feddpo",
+            "federation.options={}",
+            "federation.rate_decay=null",
+            "federation.rounds=2",
+            "federation.local_epochs=1",
+            "federation.optimizer.accumulation=1",
+            "policy.backbone.layers=1",
+            "policy.lora={r: 2, alpha: 4, dropout: 0.0, target_modules: [c_fc]}",
+            "policy.max_prompt_tokens=32",
+            "policy.max_new_tokens=16",
+        ],
+    )
+    rounds = next(each for each in estimates(recipe, Data(train=96)) if each.name == "rounds")
+    tokens = 8 * 64
+    weights = 768 * (2304 + 768 + 3072) + 3072 * 768
+    layer = 2 * tokens * weights
+    attention = 2 * tokens * 64 * 768
+    factors = 2 * tokens * 2 * (768 + 3072)
+    logits = 2 * (8 * 2 * 16) * 50257 * 768
+    one = 2 * layer + 3 * attention + 3 * factors + 2 * logits
+    (part,) = rounds.now
+    assert rounds.rows == 8
+    assert sum(each.flops for each in part.products) == 2 * 3 * 4 * one
+
+
+def test_a_decoding_step_reads_the_weights_and_the_keys_and_values_of_all_rows():
+    """4 prompts of 10 tokens with 2 completions of 4 in batches of 4: 8 steps at a mean context of 12."""
+    model = Model(shape_of("distilbert/distilgpt2"))
+    prefill, decoding = Sampling(rows=4, prompts=4, count=2, prompt_tokens=10, new_tokens=4).parts(model)
+    weights = 2 * 6 * 12 * 768**2  # bytes
+    cache = 4 * 12 * (2 * 6 * 768 * 2)
+    assert decoding.decoding_bytes == 8 * (weights + cache)
+    linear = 2 * 6 * 12 * 768**2
+    logits = 2 * 50257 * 768
+    attention = 4 * 6 * 768
+    assert sum(each.flops for each in decoding.products) == 8 * 4 * (linear + 12 * attention + logits)
+    assert sum(each.flops for each in prefill.products) == 4 * 10 * (linear + 5 * attention) + 4 * logits
+
+
+def test_trees_of_depth_3_have_14_thoughts_that_are_written_and_scored():
+    by_name = {each.name: each for each in estimates(load_recipe("reasoning/paper"), Data())}
+    evaluator = 2 * (by_name["scores of thoughts"].now[1].products[1].flops)  # of the head, level 1
+    tokens = 2400 * 2 * 1024
+    assert evaluator == 2 * tokens * 2 * 152064 * 5120
+    levels = [sum(each.flops for each in part.products) for part in by_name["thoughts"].now[1::2]]
+    assert levels[1:] == pytest.approx([2 * levels[0], 4 * levels[0]])
+
+
+def test_stages_without_known_rows_are_left_out():
+    names = [each.name for each in estimates(load_recipe("personalized/imdb"), Data())]
+    assert names == ["answers", "judge"]
+
+
+@pytest.mark.parametrize("name", paper_recipes())
+def test_a_batch_of_completions_fits_80_gb_beside_the_weights(name):
+    recipe = load_recipe(name)
+    policy = recipe.policy
+    assert policy.generation_batch_size > 16
+    model = PaperModels().model(policy.backbone, policy.lora)
+    new_tokens = policy.max_new_tokens
+    if recipe.evaluation.questions is not None:
+        new_tokens = max(new_tokens, recipe.evaluation.questions.max_new_tokens)
+    sampling = Sampling(policy.generation_batch_size, 10**4, 1, policy.max_prompt_tokens, new_tokens)
+    head = 2 * 2 * model.shape.vocabulary * model.shape.hidden
+    assert model.weights() + head + sampling.memory(model) < 0.9 * 80e9
+
+
+# --- the table
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0034, "0.0034"), (0.996, "1.0"), (9.96, "10"), (34567.0, "35,000")]
+)
+def test_figures_have_two_digits(value, text):
+    assert two_digits(value) == text
+
+
+def test_the_page_has_the_table_of_the_command(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out in PAGE.read_text(encoding="utf-8")
+
+
+def test_rates_are_options_of_the_command(capsys):
+    def rounds(*options):
+        main(["--launch", "0", "--fp32", "1e30", "--bandwidth", "1e30", *options])
+        return re.findall(r"^\| rounds .* \| ([\d.,]+) \|", capsys.readouterr().out, re.MULTILINE)
+
+    fast, slow = rounds("--bf16", "1e15"), rounds("--bf16", "1e14")
+    assert fast
+    for first, second in zip(fast, slow, strict=True):
+        assert float(second.replace(",", "")) == pytest.approx(10 * float(first.replace(",", "")), rel=0.02)
