@@ -14,14 +14,16 @@ from prefect import flow, get_run_logger, tags
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
+from components.federation.outcome import SelectorEnsemble
 from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
 from flows.api import pipeline_flow
-from flows.fed_rlhf import run_pipeline
+from flows.fed_rlhf import label, run_pipeline
+from tasks.alignment import train_by_dpo
 from tasks.benchmark import judge_arms, share_generations
 from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
 from tasks.benchmark_report import write_benchmark_report
-from tasks.devices import POOL, task_runner
+from tasks.devices import POOL, server_workers, task_runner
 from tasks.flow_runs import claim_flow_run, retried_run
 from tasks.runs import Run, lock
 from tasks.tracking.report import earlier_means, log_benchmark_report
@@ -99,6 +101,7 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
         parent: MLflow run of the benchmark.
     """
     log = get_run_logger()
+    run_alignments(folder, plan, seed, parent)
     runs: list[Run] = []
     for arm in plan.arms:
         run = arm_run(folder, arm, seed)
@@ -114,6 +117,36 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
         log.info("%s ...", name, extra=progress(PhaseStarted(name)))
         runner = task_runner(runs[0].recipe().runtime)
         contests.with_options(flow_run_name=name, task_runner=runner)(folder, plan, seed)
+    POOL.release()
+
+
+def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
+    """Run all arms with one seed up to DPO where several GPUs can train the arms' policies side by side."""
+    runs = {arm: arm_run(folder, arm, seed) for arm in plan.arms}
+    left = {arm: run for arm, run in runs.items() if not run.is_done("align")}
+    runtime = next(iter(runs.values())).recipe().runtime
+    if len(left) < 2 or runtime.task_runner != "ray":
+        return
+    runner = task_runner(runtime)
+    if server_workers(runtime, folder) < 2:
+        return
+    for arm, run in left.items():
+        with lock(run), tags(arm, f"seed {seed}"):
+            run_pipeline(run, parent, last="federate")
+    name = f"align all arms, seed {seed}"
+    align_arms.with_options(flow_run_name=name, task_runner=runner)(list(left.values()))
+
+
+@flow(name="align all arms", persist_result=False)
+def align_arms(runs: list[Run]) -> None:
+    """Train the policies of the arms that are aligned by DPO, each by a worker."""
+    labelled: list[Run] = []
+    for run in runs:
+        if run.federation_result().outcome.kind == SelectorEnsemble.kind:
+            share_generations(run, labelled)
+            label(run, run.recipe())
+            labelled.append(run)
+    train_by_dpo(labelled)
     POOL.release()
 
 

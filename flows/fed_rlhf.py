@@ -42,7 +42,9 @@ from components.results import (
     AlignmentResult,
     EvaluationResult,
     FederationResult,
+    LabellingResult,
     RoundEvaluation,
+    SamplingResult,
     StepRecord,
 )
 from flows.api import pipeline_flow
@@ -88,12 +90,13 @@ def fed_rlhf(
     return str(run.folder)
 
 
-def run_pipeline(run: Run, benchmark: str | None = None) -> None:
+def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -> None:
     """Run all phases of a run that are not complete, and write its report.
 
     Args:
         run: the run.
         benchmark: MLflow run of the benchmark that the run belongs to, if it belongs to one.
+        last: the phase that is the last one for now.
     """
     recipe = run.recipe()
     log = get_run_logger()
@@ -108,6 +111,8 @@ def run_pipeline(run: Run, benchmark: str | None = None) -> None:
             if not run.is_done(phase.name):
                 run_phase(phase, run, recipe, prefix=f"{run.folder.name}, " if benchmark else "")
                 run.mark_done(phase.name)
+            if phase.name == last:
+                return
         log.info("report ...", extra=progress(PhaseStarted("report")))
         write_report(run, recipe)
         log_report(parent, run)
@@ -255,12 +260,8 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     if outcome.export_policy(run.alignment / FINAL, recipe, store):
         result = alignment.adopt_policy(run, recipe, outcome)
     else:
-        sampling = alignment.sample_completions(run, recipe)
-        labelling = alignment.label_completions(run, recipe)
-        counts = (labelling.pairs, labelling.dropped_identical)
-        log.info("labeled %d pairs (%d identical completions dropped)", *counts)
-        POOL.release()
-        result = run_on_worker(alignment.train_dpo, recipe.runtime, run.folder, run=run, recipe=recipe)
+        sampling, labelling = label(run, recipe)
+        (result,) = alignment.train_by_dpo([run])
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)
@@ -268,6 +269,16 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
         uri, version = register_policy(child, recipe, name, run.alignment / result.policy.folder)
         result = result.model_copy(update={"model_uri": uri, "model_version": version})
     return record_files(run, result)
+
+
+def label(run: Run, recipe: Recipe) -> tuple[SamplingResult, LabellingResult]:
+    """Sample completions, and label pairs of them by the selectors."""
+    sampling = alignment.sample_completions(run, recipe)
+    labelling = alignment.label_completions(run, recipe)
+    counts = (labelling.pairs, labelling.dropped_identical)
+    get_run_logger().info("labeled %d pairs (%d identical completions dropped)", *counts)
+    POOL.release()
+    return sampling, labelling
 
 
 @flow(name="evaluate", persist_result=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 from prefect import get_run_logger
@@ -18,7 +19,7 @@ from components.models.policy import assign_round_robin
 from components.progress import Work, progress
 from components.results import AlignmentResult, LabellingResult, OutcomeRecord, SamplingResult
 from components.seeding import derive
-from tasks.devices import POOL, run_on_worker
+from tasks.devices import POOL, run_on_worker, run_on_workers
 from tasks.flow_runs import ProgressBar
 from tasks.policies import FINAL, EvaluatedPolicy, compare_by_selectors, generate_on_server
 from tasks.prefect_transport import ask_after_rounds
@@ -59,8 +60,15 @@ def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
 def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     """Label all pairs of distinct completions by the selectors, and choose those that are trained on.
 
-    The latter are stored as pairs.parquet, a row per pair.
+    The latter are stored as pairs.parquet, a row per pair, and the result as labelling.json, which is read if
+    it is stored.
     """
+    path = run.alignment / "labelling.json"
+    values = stored(path, lambda: _label_completions(run, recipe).model_dump(mode="json"))
+    return LabellingResult.model_validate(values)
+
+
+def _label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     from datasets import Dataset
 
     from components.alignment.label import candidate_pairs, choose_ranked_pairs, label_pairs, label_shares
@@ -85,6 +93,24 @@ def label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     if labeled:
         Dataset.from_list([dict(row) for row in labeled]).to_parquet(run.alignment / "pairs.parquet")
     return LabellingResult.model_validate(counts | label_shares(labeled))
+
+
+def train_by_dpo(runs: Sequence[Run]) -> list[AlignmentResult]:
+    """Align the policies of runs by DPO on their labeled pairs, side by side where there are several workers.
+
+    The result of each is stored as dpo.json, and read if it is stored.
+    """
+    left = [run for run in runs if not _dpo_result(run).is_file()]
+    if left:
+        calls = [{"run": run, "recipe": run.recipe()} for run in left]
+        trained = run_on_workers(train_dpo, calls, left[0].recipe().runtime, left[0].folder)
+        for run, result in zip(left, trained, strict=True):
+            result.write(_dpo_result(run))
+    return [AlignmentResult.read(_dpo_result(run)) for run in runs]
+
+
+def _dpo_result(run: Run) -> Path:
+    return run.alignment / "dpo.json"
 
 
 @task(name="align by DPO")

@@ -90,6 +90,46 @@ def test_a_method_on_processes_of_ray_has_the_bytes_of_one_device(name, new_work
         ).read_bytes()
 
 
+ARMS = {
+    "FedBis": ["federation.rounds=1", "alignment.prompts=4"],
+    "FedBiscuit": ["federation.rounds=2", *VARIANTS["fedbiscuit-least-loss"], "alignment.prompts=4"],
+}
+PLAN = {"recipe": "debug", "seeds": [0], "arms": ARMS, "contests": [["FedBis", "FedBiscuit"]]}
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_the_arms_of_a_benchmark_are_aligned_side_by_side_with_the_bytes_of_one_device(
+    new_workplace, ray_processes, prefect_session
+):
+    from flows.benchmark import benchmark
+
+    place = new_workplace("arms")
+    plan = place.folder / "plan.yaml"
+    plan.write_text(yaml.safe_dump(PLAN))
+    folders = []
+    for settings in (["runtime.devices=[cuda:0]"], []):
+        report, _ = place.call(lambda settings=settings: benchmark(benchmark=str(plan), overrides=settings))
+        folders.append(Path(report).parent)
+    alone, together = folders
+    names = [path.relative_to(alone) for path in alone.rglob("result.json")]
+    names += [path.relative_to(alone) for path in alone.glob("contests/*/*/*.json")]
+    assert len(names) > 6
+    for name in names:
+        assert (together / name).read_bytes() == (alone / name).read_bytes(), name
+    assert gpus_of_task_runs(prefect_session, "align by DPO") == ["GPU 0", "GPU 1"]
+
+
+def gpus_of_task_runs(url, name):
+    """The tags of the task runs of a name that have a GPU's."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+        runs = client.read_task_runs(task_run_filter=TaskRunFilter(name=TaskRunFilterName(any_=[name])))
+    return sorted(tag for run in runs for tag in run.tags if tag.startswith("GPU "))
+
+
 PIPELINES = {
     "selectors": ["federation.clients_per_round=4", "federation.rounds=2", "selector.lora.dropout=0"],
     "private": ["federation.method=fedper", "federation.options={shared_layers: 1}", "policy.lora.dropout=0"],
