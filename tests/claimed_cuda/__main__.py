@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_cases(devices: int, selection: str = "") -> subprocess.CompletedProcess[str]:
     """Run the cases, or a selection as of `pytest -k`, on so many devices in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.claimed_cuda.plugin", "-p", "no:xdist"]
-    command += ["-p", "no:cacheprovider", "-k", selection, "--tb=short", "--show-capture=no", "-vv"]
+    command += ["-p", "no:cacheprovider", "-k", selection, "--tb=short", "-s", "-rA"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     return subprocess.run(
         [*command, "tests/claimed_cuda/cases.py"],
@@ -37,25 +38,32 @@ def main() -> int:
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 8])
     parser.add_argument("-k", dest="selection", default="", help="as of pytest")
     arguments = parser.parse_args()
-    print("| devices | methods | pipelines | other cases | planted faults | failed | seconds |")
-    print("|---|---|---|---|---|---|---|", flush=True)
+    print("| devices | methods | methods on Ray | pipelines | other cases | planted | failed | seconds |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     failed = False
+    gpus: dict[int, dict[str, set[int]]] = {}
     for devices in arguments.devices:
         begin = time.monotonic()
         done = run_cases(devices, arguments.selection)
-        passed = re.findall(r"::(\w+)\S* PASSED", done.stdout)
-        counts = [sum(kind in name for name in passed) for kind in ("rounds", "pipeline", "found")]
-        rounds, pipelines, planted = counts
+        passed = re.findall(r"^PASSED \S+::(\w+)", done.stdout, re.MULTILINE)
+        kinds = ("the_rounds_of_a_method", "a_method_on_processes_of_ray", "pipeline", "found")
+        counts = [sum(kind in name for name in passed) for kind in kinds]
+        rounds, on_ray, pipelines, planted = counts
         others = len(passed) - sum(counts)
+        used = gpus.setdefault(devices, defaultdict(set))
+        for name, numbers in re.findall(r"GPUS ([a-z ]+): \[([\d, ]*)\]", done.stdout):
+            used[name] |= {int(number) for number in numbers.split(",") if number}
         faults = len(re.findall(r"^(?:FAILED|ERROR) ", done.stdout, re.MULTILINE))
         seconds = time.monotonic() - begin
-        print(
-            f"| {devices} | {rounds} | {pipelines} | {others} | {planted} | {faults} | {seconds:.0f} |",
-            flush=True,
-        )
+        cells = (devices, rounds, on_ray, pipelines, others, planted, faults, round(seconds))
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
         if done.returncode:
             failed = True
             print(done.stdout[-6000:], file=sys.stderr)
+    print("\n| task on Ray |" + "".join(f" GPUs, of {devices} |" for devices in gpus))
+    print("|---|" + "---|" * len(gpus))
+    for name in sorted(set().union(*gpus.values())):
+        print(f"| {name} |" + "".join(f" {len(used[name])} |" for used in gpus.values()))
     return int(failed)
 
 

@@ -7,8 +7,11 @@ import re
 import secrets
 import tempfile
 import threading
+import time
+from collections import defaultdict
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -31,6 +34,12 @@ PAIRS = [
     {"prompt": f"paper {n}", "chosen": f"the {n} finding", "rejected": f"{n} pages", "client_id": "c"}
     for n in range(6)
 ]
+
+
+def clients_at_a_time(run):
+    """The tasks of a round."""
+    federation = run.run.recipe().federation
+    return -(-federation.clients_per_round // federation.clients_per_task)
 
 
 def with_backbone(section, dtype="auto"):
@@ -61,8 +70,27 @@ def test_the_rounds_of_a_method_are_on_one_device(name, prepared, tmp_path, ran)
             assert tensor.isfinite().all()
 
 
+@pytest.fixture
+def ray_processes(ray_settings, monkeypatch):
+    """The GPUs that have run each task on Ray, by the words of the task's function."""
+    from tasks import ray_tasks
+
+    gpus = defaultdict(set)
+
+    def map_task(task, calls, runtime):
+        count = ray_tasks.reserve_gpus().count
+        gpus[task.fn.__name__.replace("_", " ")] |= {number % count for number in range(len(calls))}
+        return submit(task, calls, runtime)
+
+    submit = ray_tasks.map_task
+    monkeypatch.setattr(ray_tasks, "map_task", map_task)
+    yield gpus
+    for name, numbers in gpus.items():
+        print(f"GPUS {name}: {sorted(numbers)}")
+
+
 @pytest.fixture(scope="module")
-def ray_processes():
+def ray_settings():
     """Lets processes of Ray find claimed devices, and read a token of the tests' own."""
     site = Path(__file__).with_name("site")
     with tempfile.NamedTemporaryFile("w") as token, pytest.MonkeyPatch.context() as patch:
@@ -84,10 +112,47 @@ def test_a_method_on_processes_of_ray_has_the_bytes_of_one_device(name, new_work
     alone = place.run(*VARIANTS[name], "runtime.devices=[cuda:0]")
     run = place.run(*VARIANTS[name])
     assert run.run.recipe().runtime.task_runner == "ray"
+    assert len(ray_processes["run shard"]) >= min(COUNT, clients_at_a_time(run))
+    assert_same_results(run, alone)
+
+
+def assert_same_results(run, alone):
     for phase in ("federation", "alignment", "evaluation"):
-        assert (run.folder / phase / "result.json").read_bytes() == (
-            alone.folder / phase / "result.json"
-        ).read_bytes()
+        results = [one.folder / phase / "result.json" for one in (run, alone)]
+        assert results[0].read_bytes() == results[1].read_bytes(), phase
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_a_round_in_which_a_process_of_a_gpu_is_lost_has_the_bytes_of_one_device(
+    new_workplace, ray_processes
+):
+    place = new_workplace("lost")
+    settings = ["federation.clients_per_round=4", "federation.rounds=3"]
+    alone = place.run(*settings, "runtime.devices=[cuda:0]")
+    killed = []
+
+    def kill():
+        while not killed:
+            time.sleep(0.05)
+            commits = list(place.runs.glob("*/federation/commits/00001.json"))
+            busy = [one for one in psutil.Process().children(recursive=True) if is_at_work(one)]
+            if len(commits) == 2 and busy:
+                busy[0].kill()
+                killed.append(busy[0].pid)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    run = place.run(*settings)
+    assert killed
+    assert_same_results(run, alone)
+
+
+def is_at_work(process):
+    """Whether a process of Ray works on a shard."""
+    try:
+        return "run_shard" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 ARMS = {
@@ -99,7 +164,7 @@ PLAN = {"recipe": "debug", "seeds": [0], "arms": ARMS, "contests": [["FedBis", "
 
 @pytest.mark.skipif(COUNT < 2, reason="needs two devices")
 def test_the_arms_of_a_benchmark_are_aligned_side_by_side_with_the_bytes_of_one_device(
-    new_workplace, ray_processes, prefect_session
+    new_workplace, ray_processes
 ):
     from flows.benchmark import benchmark
 
@@ -116,18 +181,7 @@ def test_the_arms_of_a_benchmark_are_aligned_side_by_side_with_the_bytes_of_one_
     assert len(names) > 6
     for name in names:
         assert (together / name).read_bytes() == (alone / name).read_bytes(), name
-    assert gpus_of_task_runs(prefect_session, "align by DPO") == ["GPU 0", "GPU 1"]
-
-
-def gpus_of_task_runs(url, name):
-    """The tags of the task runs of a name that have a GPU's."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterName
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
-        runs = client.read_task_runs(task_run_filter=TaskRunFilter(name=TaskRunFilterName(any_=[name])))
-    return sorted(tag for run in runs for tag in run.tags if tag.startswith("GPU "))
+    assert ray_processes["train dpo"] == {0, 1}
 
 
 PIPELINES = {
@@ -146,10 +200,7 @@ def test_a_pipeline_on_all_devices_has_the_bytes_of_one(name, new_workplace, ran
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.utils.deterministic.fill_uninitialized_memory
     assert len(ran.operations) == min(COUNT, 4 if name == "selectors" else 2)
-    for phase in ("federation", "alignment", "evaluation"):
-        assert (run.folder / phase / "result.json").read_bytes() == (
-            alone.folder / phase / "result.json"
-        ).read_bytes()
+    assert_same_results(run, alone)
 
 
 def test_losses_scores_and_samples_in_fp32_are_those_of_the_cpu(debug):
