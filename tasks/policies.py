@@ -151,8 +151,8 @@ def generate_part(
     log = get_run_logger()
 
     def log_prompts(done: int, total: int) -> None:
-        work = Work(f"{name}: {policy.name} policy", done, total)
-        log.info("%s: %s policy, %d of %d", name, policy.name, done, total, extra=progress(work))
+        work = Work(f"completions of the {policy.name} policy", done, total)
+        log.info("%s policy: %d of %d completions", policy.name, done, total, extra=progress(work))
 
     key = f"policy/{policy.folder}/{recipe.fingerprint('policy', 'alignment')}"
     with POOL.borrow_model(recipe.runtime, key, partial(policy.open, recipe)) as model:

@@ -323,6 +323,19 @@ def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(head):
     assert where == f"Ray {head.address} (1 node, 2 cores), with 1 core each"
 
 
+@pytest.mark.parametrize(
+    ("visible", "inside"), [("4,5,6,7", "5,7"), ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-b,GPU-d"), (None, "1,3")]
+)
+def test_a_ray_that_starts_here_has_the_gpus_of_the_recipe_alone(monkeypatch, visible, inside):
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with ray_cluster._visible(["cuda:1", "cuda:3"]):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == inside
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
 @pytest.fixture
 def gpus(token):
     """A cluster of two GPUs that Ray is told of, and a function that runs a task on each twice."""

@@ -19,7 +19,7 @@ from components.models.selector import (
     find_choice_tokens,
     majority_vote,
 )
-from components.models.selector_model import Selector, choice_logits
+from components.models.selector_model import BatchShare, Selector, choice_logits
 from tests.support.adapters import random_tensors
 from tests.support.recording import record_calls
 
@@ -252,6 +252,18 @@ def test_equal_comparisons_are_computed_once_in_batches_that_do_not_depend_on_th
     assert [len(batch) for batch in batches] == [32, 8]
     assert np.array_equal(logits[40:], logits[:10])
     assert len(np.unique(logits[:40], axis=0)) == 40
+
+
+@pytest.mark.parametrize("orders", ["single", "both"])
+@pytest.mark.parametrize("workers", [2, 3, 9])
+def test_the_margins_of_all_shares_have_the_sum_of_the_whole(tiny_selector, monkeypatch, orders, workers):
+    config = tiny_selector.config.model_copy(update={"orders": orders, "score_batch_size": 1})
+    monkeypatch.setattr(tiny_selector, "config", config)
+    comparisons = [Comparison(f"p{n}", "a" * n, "b" * (7 - n)) for n in range(8)]
+    whole = tiny_selector.margins(comparisons)
+    shares = [tiny_selector.margins(comparisons, BatchShare(n, workers)) for n in range(workers)]
+    assert np.array_equal(np.sum(shares, axis=0), whole)
+    assert not np.array_equal(shares[0], whole)
 
 
 def test_no_comparisons_have_no_logits_and_no_margins(tiny_selector):
