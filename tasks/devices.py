@@ -218,7 +218,9 @@ def _describe_places(recipe: Recipe) -> tuple[int, str]:
         devices = choose_devices(runtime.devices)
         threads = runtime.threads_of_client or 1
         on_cpu = f"the CPU, with {threads} thread{'s' * (threads != 1)} each"
-        where = on_cpu if devices == ["cpu"] else f"{', '.join(devices)}, with a device each"
+        where = on_cpu if devices == ["cpu"] else f"{', '.join(devices)}, in a thread of this process each"
+        if len(devices) > 1 and not ray_cluster.is_installed():
+            where += " (with the extra ray, in a process each, which is faster)"
     tasks = math.ceil(federation.clients_per_round / federation.clients_per_task)
     return min(tasks, max_tasks(runtime)), where
 

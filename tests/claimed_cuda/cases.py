@@ -116,6 +116,17 @@ def test_a_method_on_processes_of_ray_has_the_bytes_of_one_device(name, new_work
     assert_same_results(run, alone)
 
 
+@pytest.mark.skipif(COUNT < 2, reason="needs two devices")
+def test_a_check_names_ray_and_the_gpus(ray_settings, ran):
+    from tasks.devices import describe_places
+
+    ran.operations["check"] += 1  # it computes nothing
+    clients, where = describe_places(load_recipe("debug", ["federation.clients_per_round=4"]))
+    assert clients == min(COUNT, 4)
+    assert where.startswith("Ray on this machine (1 node, ")
+    assert where.endswith(f" {COUNT} GPUs), with a process per GPU")
+
+
 def assert_same_results(run, alone):
     for phase in ("federation", "alignment", "evaluation"):
         results = [one.folder / phase / "result.json" for one in (run, alone)]
