@@ -363,8 +363,9 @@ def estimate_costs(recipe: Recipe, shapes: Shapes) -> Costs:
                 problems[str(error)].append(f"{stage.name}, {model.name}" if stage.optimizer else stage.name)
         if len(known) < len(stage.frozen) and not stage.optimizer:
             continue
+        stage = replace(stage, frozen=tuple(known))
         try:
-            memory.append((stage, estimate_memory(replace(stage, frozen=tuple(known)), shapes, cuda)))
+            memory.append((stage, estimate_memory(stage, shapes, cuda)))
         except UserError as error:
             problems[str(error)].append(stage.name)
     try:
@@ -384,7 +385,8 @@ def check_fit(recipe: Recipe) -> None:
     Raises:
         FitError: names the stage, its models, and what lowers its memory.
     """
-    if recipe.runtime.ray_address is None and (problem := describe_misfit(recipe)):
+    runtime = recipe.runtime
+    if runtime.check_memory and runtime.ray_address is None and (problem := describe_misfit(recipe)):
         raise FitError(f"{recipe.name}: {problem}")
 
 
@@ -412,6 +414,7 @@ def describe_misfit(recipe: Recipe) -> str | None:
     models = [(model.name, model.backbone) for model in stage.frozen]
     if stage.optimizer:
         models.insert(0, ("the trained model", stage.backbone))
+    others = f", leaving {device} out of runtime.devices" if len(set(memory.values())) > 1 else ""
     sizes = []
     for name, backbone in models:
         size = shapes.read(backbone).weight_bytes(Precision.of(backbone, on_cuda=True))
@@ -420,7 +423,8 @@ def describe_misfit(recipe: Recipe) -> str | None:
         f"the stage '{stage.name}' needs an estimated {_gigabytes(estimate.total)} GB, and {device} has"
         f" {_gigabytes(memory[device])} GB: weights of {', '.join(sizes)}, and"
         f" {_gigabytes(estimate.total - estimate.weights)} for what is computed. Change {stage.lower}, take"
-        " smaller or quantized models or backbone.device_map, or use a GPU with more memory."
+        f" smaller or quantized models or backbone.device_map, or use a GPU with more memory{others}; the"
+        " estimate has all rows at their full length, and runtime.check_memory=false leaves this check out."
     )
 
 

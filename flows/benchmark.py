@@ -7,6 +7,7 @@ prefect deployment run 'benchmark/nightly'
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from prefect import flow, get_run_logger, tags
@@ -18,7 +19,7 @@ from components.federation.outcome import SelectorEnsemble
 from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
 from flows.api import pipeline_flow
-from flows.fed_rlhf import label, run_pipeline
+from flows.fed_rlhf import run_pipeline, sample_and_label
 from tasks.alignment import train_by_dpo
 from tasks.benchmark import judge_arms, share_generations
 from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
@@ -130,7 +131,8 @@ def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> Non
     runner = task_runner(runtime)
     if server_workers(runtime, folder) < 2:
         return
-    for arm, run in left.items():
+    for n, (arm, run) in enumerate(left.items()):
+        share_generations(run, list(left.values())[:n])
         with lock(run), tags(arm, f"seed {seed}"):
             run_pipeline(run, parent, last="federate")
     name = f"align all arms, seed {seed}"
@@ -140,13 +142,14 @@ def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> Non
 @flow(name="align all arms", persist_result=False)
 def align_arms(runs: list[Run]) -> None:
     """Train the policies of the arms that are aligned by DPO, each by a worker."""
-    labelled: list[Run] = []
-    for run in runs:
-        if run.federation_result().outcome.kind == SelectorEnsemble.kind:
-            share_generations(run, labelled)
-            label(run, run.recipe())
-            labelled.append(run)
-    train_by_dpo(labelled)
+    own = [run for run in runs if run.federation_result().outcome.kind == SelectorEnsemble.kind]
+    with ExitStack() as stack:
+        for n, run in enumerate(own):
+            for context in (lock(run), ending(run, is_finished=False), run.timed("align")):
+                stack.enter_context(context)
+            share_generations(run, own[:n])
+            sample_and_label(run, run.recipe())
+        train_by_dpo(own)
     POOL.release()
 
 

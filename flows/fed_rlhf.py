@@ -105,7 +105,7 @@ def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -
         log.warning("%s", warning)
     link = claim_flow_run(run, is_named=benchmark is None)
     parent = open_run_tracking(run, recipe, link, benchmark)
-    with ending(run):
+    with ending(run, is_finished=last == "report"):
         link_artifacts(run, recipe.name)
         for phase in (prepare, federate, align, evaluate):
             if not run.is_done(phase.name):
@@ -260,7 +260,7 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     if outcome.export_policy(run.alignment / FINAL, recipe, store):
         result = alignment.adopt_policy(run, recipe, outcome)
     else:
-        sampling, labelling = label(run, recipe)
+        sampling, labelling = sample_and_label(run, recipe)
         (result,) = alignment.train_by_dpo([run])
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
     kl = result.metrics.get("kl_sequence", float("nan"))
@@ -271,7 +271,7 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     return record_files(run, result)
 
 
-def label(run: Run, recipe: Recipe) -> tuple[SamplingResult, LabellingResult]:
+def sample_and_label(run: Run, recipe: Recipe) -> tuple[SamplingResult, LabellingResult]:
     """Sample completions, and label pairs of them by the selectors."""
     sampling = alignment.sample_completions(run, recipe)
     labelling = alignment.label_completions(run, recipe)

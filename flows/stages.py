@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from prefect import get_run_logger
+from prefect import flow, get_run_logger
 
 from components.config import Recipe
 from components.environment import configure_libraries
@@ -29,7 +29,7 @@ from components.recipes import required_backbones
 from flows.api import pipeline_flow
 from flows.fed_rlhf import align, evaluate, federate, grow_trees, prepare, run_phase
 from tasks import data, federation
-from tasks.devices import choose_workers
+from tasks.devices import choose_workers, task_runner
 from tasks.flow_runs import claim_flow_run
 from tasks.plots import write_plots
 from tasks.report import link_artifacts, write_report
@@ -55,7 +55,7 @@ def run_stage(stage: str, folder: str) -> None:
         return
     if stage == "grow_trees":
         with original_names(recipe):
-            grow_trees(run, recipe)
+            trees.with_options(task_runner=task_runner(recipe.runtime))(run, recipe)
         return
     with lock(run), original_names(recipe), _tracked(run, recipe, stage) as parent:
         if stage == "report":
@@ -64,6 +64,12 @@ def run_stage(stage: str, folder: str) -> None:
         if stage == "federate":
             _remove_finished_rounds(run, recipe)
         run_phase(PHASES[stage], run, recipe)
+
+
+@flow(name="trees", persist_result=False)
+def trees(run: Run, recipe: Recipe) -> None:
+    """Grow the trees of thoughts of a recipe that has some."""
+    grow_trees(run, recipe)
 
 
 def _report(run: Run, recipe: Recipe, parent: str) -> None:

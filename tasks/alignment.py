@@ -103,9 +103,7 @@ def train_by_dpo(runs: Sequence[Run]) -> list[AlignmentResult]:
     left = [run for run in runs if not _dpo_result(run).is_file()]
     if left:
         calls = [{"run": run, "recipe": run.recipe()} for run in left]
-        trained = run_on_workers(train_dpo, calls, left[0].recipe().runtime, left[0].folder)
-        for run, result in zip(left, trained, strict=True):
-            result.write(_dpo_result(run))
+        run_on_workers(train_dpo, calls, left[0].recipe().runtime, left[0].folder)
     return [AlignmentResult.read(_dpo_result(run)) for run in runs]
 
 
@@ -114,8 +112,8 @@ def _dpo_result(run: Run) -> Path:
 
 
 @task(name="align by DPO")
-def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
-    """Align the policy by DPO on the labeled pairs."""
+def train_dpo(run: Run, recipe: Recipe) -> None:
+    """Align the policy by DPO on the labeled pairs, and store the result."""
     from components.alignment.dpo import DpoPair, align_policy
     from components.models.policy import Policy
 
@@ -141,13 +139,13 @@ def train_dpo(run: Run, recipe: Recipe) -> AlignmentResult:
         kl_prompts = [row["prompt"] for row in prompts]
         seed = derive(recipe.seed, "dpo")
         result = align_policy(policy, recipe.alignment.dpo, rows, folder, kl_prompts, seed, log_step)
-    return AlignmentResult(
+    AlignmentResult(
         policy=OutcomeRecord(kind=AlignedPolicy.kind, folder=result.adapter.relative_to(folder).as_posix()),
         reference=recipe.alignment.dpo.reference,
         metrics=result.metrics,
         history=result.history,
         checkpoints={path.relative_to(folder).as_posix(): step for path, step in result.checkpoints.items()},
-    )
+    ).write(_dpo_result(run))
 
 
 def adopt_policy(run: Run, recipe: Recipe, outcome: Outcome) -> AlignmentResult:

@@ -67,11 +67,9 @@ def judge_arms(folder: Path, contests: Sequence[Sequence[str]], seed: int) -> No
     missing = [pair for pair, path in paths.items() if not path.is_file()]
     if not missing:
         return
-    calls = [_contest(folder, ours, theirs, seed) for ours, theirs in missing]
+    calls = [_contest(folder, *pair, seed) | {"path": paths[pair]} for pair in missing]
     recipe: Recipe = calls[0]["recipe"]
-    judged = run_on_workers(judge_pairs, calls, recipe.runtime, folder)
-    for pair, own in zip(missing, judged, strict=True):
-        own.contest.write(paths[pair])
+    run_on_workers(judge_pairs, calls, recipe.runtime, folder)
 
 
 def _contest(folder: Path, ours: str, theirs: str, seed: int) -> dict[str, Any]:

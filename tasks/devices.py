@@ -213,16 +213,16 @@ def _describe_places(recipe: Recipe) -> tuple[int, str]:
     runtime, federation = recipe.runtime, recipe.federation
     if runtime.task_runner == "ray":
         ray_cluster.connect(runtime)
-        where = ray_tasks.describe(runtime)
+        places, where = ray_tasks.count_places(runtime), ray_tasks.describe(runtime)
     else:
-        devices = choose_devices(runtime.devices)
+        devices, places = choose_devices(runtime.devices), max_tasks(runtime)
         threads = runtime.threads_of_client or 1
         on_cpu = f"the CPU, with {threads} thread{'s' * (threads != 1)} each"
         where = on_cpu if devices == ["cpu"] else f"{', '.join(devices)}, in a thread of this process each"
         if len(devices) > 1 and not ray_cluster.is_installed():
             where += " (with the extra ray, in a process each, which is faster)"
     tasks = math.ceil(federation.clients_per_round / federation.clients_per_task)
-    return min(tasks, max_tasks(runtime)), where
+    return min(tasks, places), where
 
 
 def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
@@ -333,7 +333,7 @@ def run_on_workers(
     return [task(**call) for call in calls]
 
 
-def run_on_worker(task: Task[Any, R], runtime: RuntimeConfig, folder: Path, **arguments: Any) -> R:
+def run_on_worker(task: Task[Any, R], runtime: RuntimeConfig, folder: Path, /, **arguments: Any) -> R:
     """The result of one call, see run_on_workers."""
     (result,) = run_on_workers(task, [arguments], runtime, folder)
     return result

@@ -86,6 +86,9 @@ def connect(runtime: RuntimeConfig) -> None:
     options |= {"log_to_driver": False, "logging_level": "warning"}
     if runtime.ray_address is None:
         options |= {"include_dashboard": False, "num_gpus": len(gpus)}
+        if gpus:  # Ray ends idle processes, with their models, where there are more than cores
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            options["_system_config"] = {"num_workers_soft_limit": cores + 2 * len(gpus)}
     try:
         _require_answer(runtime.ray_address)
         with _signal_handlers(), _visible(gpus):
@@ -93,7 +96,10 @@ def connect(runtime: RuntimeConfig) -> None:
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = " ".join(str(error).split()).partition(". ")[0]
         if runtime.ray_address is None:
-            raise RecipeError(f"runtime.task_runner is 'ray', but no Ray starts here: {reason}") from None
+            raise RecipeError(
+                f"runtime.task_runner is 'ray', as it is by default with several GPUs, but no Ray starts here"
+                f" ({reason}): set runtime.task_runner=threads to do without."
+            ) from None
         raise RecipeError(
             f"runtime.ray_address is {runtime.ray_address}, but no Ray that takes this process answers there"
             f" ({reason}): see that it runs, that it has the same versions of Ray and Python, and that"

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 LOOK_SECONDS = 5.0
 """How often it is looked whether nodes are lost."""
+RESERVE_SECONDS = 60.0
 FREE_SECONDS = 10.0
 """How long GPUs that are in use are waited for."""
 STAYS: dict[str, Any] = {"max_calls": 0}
 """The option by which a process with a GPU does not end after a task; each task would load the model."""
 RESERVED: list[ReservedGpus] = []
 """The GPUs of this process, if it has reserved any."""
+WITH_GPUS: set[tuple[str, str]] = set()
+"""The connections of this process that have had GPUs: no task of them goes on without one."""
 
 
 class ReservedGpus:
@@ -50,11 +53,15 @@ class ReservedGpus:
         self._used: set[int] = set()
         if self.count:
             self._group: PlacementGroup = placement_group([{"GPU": 1}] * self.count)
-        if not self.count or not self._group.wait(60):
+            if not self._group.wait(RESERVE_SECONDS):
+                self._remove_group()
+                self.count = 0
+        if not self.count:
             raise RecipeError(
                 "no GPU of the Ray cluster is free: wait for the end of what uses them, or start nodes that"
                 " have more."
             )
+        WITH_GPUS.add(self.session)
         shared = {name: value for name, value in os.environ.items() if name.startswith("FED_RLHF_")}
         self._variables = shared | {"FED_RLHF_HOME": str(home())} if sees(home()) else {}
 
@@ -63,11 +70,12 @@ class ReservedGpus:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = number % self.count
+        place = f"{self._group.id.hex()}/{bundle}"
         self._used.add(bundle)
         return {
             "num_gpus": 1,
             "num_cpus": 0,
-            "runtime_env": {"env_vars": self._variables | {"FED_RLHF_GPU": str(bundle)}},
+            "runtime_env": {"env_vars": self._variables | {"FED_RLHF_GPU": place}},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             ),
@@ -85,16 +93,25 @@ class ReservedGpus:
         """Call a function in the processes that have run tasks, and wait for a minute at most."""
         import ray
 
-        remote: Any = ray.remote(**STAYS)(function)
-        calls: list[ObjectRef[None]] = [remote.options(**self.options(n)).remote() for n in self._used]
+        remote: Any = ray.remote(**STAYS, max_retries=0)(function)
+        called = sorted(self._used - self.lost())
+        calls: list[ObjectRef[None]] = [remote.options(**self.options(n)).remote() for n in called]
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=60)
 
     def remove(self) -> None:
-        """Give the GPUs back; what still runs on them ends."""
+        """End the processes, which would keep their models, and give the GPUs back."""
+        self.call(_end_process)
+        self._remove_group()
+
+    def _remove_group(self) -> None:
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(self._group)
+
+
+def _end_process() -> None:
+    os._exit(0)
 
 
 def _free_gpus() -> int:
@@ -104,7 +121,7 @@ def _free_gpus() -> int:
     deadline = time.monotonic() + FREE_SECONDS
     while True:
         free = int(ray.available_resources().get("GPU", 0))
-        if free == int(ray.cluster_resources().get("GPU", 0)) or time.monotonic() > deadline:
+        if free == _gpus() or time.monotonic() > deadline:
             return free
         time.sleep(0.2)
 
@@ -138,10 +155,15 @@ def call_in_processes(function: Callable[[], None]) -> None:
 
 
 def has_gpus() -> bool:
-    """Whether the cluster has GPUs; tasks have one each then."""
+    """Whether the cluster has GPUs, or had some of this process: tasks have one each then."""
+    return _session() in WITH_GPUS or _gpus() > 0
+
+
+def _gpus() -> int:
+    """The GPUs of the cluster."""
     import ray
 
-    return bool(ray.cluster_resources().get("GPU", 0) >= 1)
+    return int(ray.cluster_resources().get("GPU", 0))
 
 
 def map_task(
@@ -188,15 +210,24 @@ def _cores(runtime: RuntimeConfig) -> int:
 
 
 def max_tasks(runtime: RuntimeConfig) -> int:
-    """Tasks that run at once on the whole cluster.
+    """Tasks that run at once on the GPUs of this process, or on the cores of the cluster.
 
     Raises:
-        RecipeError: no GPU is free, or no node has the cores of one task.
+        RecipeError: no GPU is free; and see count_places.
+    """
+    return reserve_gpus().count if has_gpus() else count_places(runtime)
+
+
+def count_places(runtime: RuntimeConfig) -> int:
+    """Tasks that run at once on the whole cluster, if nothing else does.
+
+    Raises:
+        RecipeError: no node has the cores of one task.
     """
     import ray
 
-    if has_gpus():
-        return reserve_gpus().count
+    if (gpus := _gpus()) > 0:
+        return gpus
     share = _cores(runtime)
     sizes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     count = int(sum(size // share for size in sizes))

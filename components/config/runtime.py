@@ -41,6 +41,9 @@ class RuntimeConfig(Section):
     """Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so
     runs that shall be equal to the last bit need the same value. null: the cores of the machine
     where the run starts."""
+    check_memory: bool = True
+    """Refuse a run of which a stage needs more memory, by the estimate, than a GPU here has. The estimate has
+    all rows at their full length, so data with shorter rows may fit where it says that they do not."""
     data_docs: bool = True
     """Write the outcome of the expectations as Great Expectations' Data Docs (HTML) too, beside the
     prepared data and to MLflow."""

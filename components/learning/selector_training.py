@@ -82,7 +82,7 @@ def compare(
 
 
 def accuracy(margins: np.ndarray) -> float:
-    """BatchShare of margins above 0, where a margin of 0 counts half; NaN if there are none."""
+    """Share of margins above 0, where a margin of 0 counts half; NaN if there are none."""
     if not margins.size:
         return float("nan")
     return float(np.mean((margins > 0) + 0.5 * (margins == 0)))

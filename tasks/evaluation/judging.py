@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -72,11 +73,15 @@ def prepare_judge(run: Run, recipe: Recipe) -> tuple[str, dict[str, float]]:
 
 
 @task(name="judge {name}")
-def judge_pairs(run: Run, recipe: Recipe, name: str, pairs: dict[str, Comparison]) -> JudgedContest:
-    """Put the pairs of a contest to the judge in both orders."""
+def judge_pairs(
+    run: Run, recipe: Recipe, name: str, pairs: dict[str, Comparison], path: Path | None = None
+) -> JudgedContest:
+    """Put the pairs of a contest to the judge in both orders, and store the contest if there is a path."""
     with _borrow_judge(run, recipe) as judge:
         written, before = len(judge.texts), dict(judge.figures)
         contest = judge_contest(judge, pairs)
+        if path is not None:
+            contest.write(path)
         grown = {key: value - before[key] for key, value in judge.figures.items()}
         return JudgedContest(contest, judge.texts[written:], grown)
 
@@ -90,6 +95,7 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
     from components.evaluation.overlap import rouge
 
     rows = read_json(run.evaluation / "answers.json")
+    POOL.release()  # of a judge that has counted inputs of an earlier attempt
     arguments = {"run": run, "recipe": recipe}
     description, figures = run_on_worker(prepare_judge, recipe.runtime, run.folder, **arguments)
     contests = {}

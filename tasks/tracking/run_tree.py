@@ -133,8 +133,12 @@ def _open_phase(run: Run, config: TrackingConfig, phase: str) -> str:
 
 
 @contextmanager
-def ending(run: Run) -> Iterator[None]:
-    """End the MLflow runs of a run after the block: FINISHED, FAILED at an exception, KILLED if stopped."""
+def ending(run: Run, is_finished: bool = True) -> Iterator[None]:
+    """End the MLflow runs of a run after the block: FINISHED, FAILED at an exception, KILLED if stopped.
+
+    Args:
+        is_finished: whether the run is finished after the block; otherwise it stays RUNNING.
+    """
     with explained_failures():
         try:
             yield
@@ -142,7 +146,8 @@ def ending(run: Run) -> Iterator[None]:
             with suppress(TrackingError):  # the error of the block says more
                 close_open_runs(run, "FAILED" if isinstance(error, Exception) else "KILLED")
             raise
-        mlflow_client().set_terminated(run.metadata()["mlflow_run_id"])
+        if is_finished:
+            mlflow_client().set_terminated(run.metadata()["mlflow_run_id"])
 
 
 @explained_failures()

@@ -110,7 +110,8 @@ def ray_settings():
 def test_a_method_on_processes_of_ray_has_the_bytes_of_one_device(name, new_workplace, ray_processes):
     place = new_workplace(f"ray {name}")
     alone = place.run(*VARIANTS[name], "runtime.devices=[cuda:0]")
-    run = place.run(*VARIANTS[name])
+    devices = [f"cuda:{number}" for number in range(COUNT)]
+    run = place.run(*VARIANTS[name], f"runtime.devices=[{', '.join(devices)}]")
     assert run.run.recipe().runtime.task_runner == "ray"
     assert len(ray_processes["run shard"]) >= min(COUNT, clients_at_a_time(run))
     assert_same_results(run, alone)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from components.config import RecipeError
@@ -22,6 +23,7 @@ from perf.cluster import Node
 from tasks import ray_cluster, ray_tasks
 from tasks.devices import describe_places, release_pool
 from tasks.ray_files import PREFIX
+from tasks.runs import create_run
 
 pytestmark = [
     pytest.mark.slow,
@@ -400,11 +402,45 @@ def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, prefe
     head = SimpleNamespace(address=ray_cluster.CONNECTED[0])
     node = Node("--num-gpus=1", head=head)
     try:
-        assert {gpu for _, gpu, _ in gpus()} == {"0", "1"}
-        assert ray_tasks.reserve_gpus().count == 3
+        before = {process for process, *_ in gpus()}
+        assert ray_tasks.reserve_gpus().count == len(before) == 3
         threading.Timer(3, node.kill).start()
         answers = gpus(seconds=2)
         assert len(answers) == 4
         assert ray_tasks.reserve_gpus().count == 2
+        answers = gpus()
+        assert {gpu for _, gpu, _ in answers} == {"0", "1"}
+        assert before.isdisjoint(process for process, *_ in answers)
+        assert not any(map(psutil.pid_exists, before))  # they would keep models on these GPUs
     finally:
         node.end()
+
+
+def test_a_run_that_has_lost_all_gpus_does_not_go_on_without(token, prefect_session):
+    shutdown()
+    head = Node()
+    node = Node("--num-gpus=1", head=head)
+    try:
+        ray_cluster.connect(runtime := RuntimeConfig(task_runner="ray", ray_address=head.address))
+        assert ray_tasks.max_tasks(runtime) == 1
+        node.kill()
+        while len(ray_cluster.living_nodes()) > 1:
+            time.sleep(0.2)
+        with pytest.raises(RecipeError, match="no GPU of the Ray cluster is free"):
+            ray_tasks.max_tasks(runtime)
+        with pytest.raises(RecipeError, match="no GPU of the Ray cluster is free"):
+            ray_tasks.max_tasks(runtime)
+    finally:
+        node.end()
+        end(head)
+
+
+@pytest.mark.parametrize("settings", [["runtime.task_runner=ray"], []])
+def test_a_stage_of_dvc_that_grows_no_trees_runs_on_ray_too(new_workplace, token, settings):
+    from flows.stages import run_stage
+
+    shutdown()
+    place = new_workplace("stage")
+    create_run(load_recipe("debug", settings), place.runs / "run")
+    place.call(lambda: run_stage("grow_trees", str(place.runs / "run")))
+    assert (place.runs / "run" / "trees" / "done").is_file()

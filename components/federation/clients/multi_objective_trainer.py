@@ -44,7 +44,8 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         self._rewards = recipe.rewards
         self._recipe_seed = recipe.seed
         self._device = device
-        self._is_alone = len(choose_devices(recipe.runtime.devices)) == 1  # in this process
+        runtime = recipe.runtime
+        self._is_alone = runtime.task_runner == "ray" or len(choose_devices(runtime.devices)) == 1
         self._loaded: dict[str, tuple[Path | None, RewardFunction]] = {}  # with the folders of trained ones
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
