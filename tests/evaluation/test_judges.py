@@ -9,7 +9,7 @@ from pydantic import Field
 from components.config.evaluation import JUDGES
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import parse_autoj
-from components.evaluation.judges.judge import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict, win_rate
 from components.models.selector import Comparison
 from components.recipes import load_recipe
@@ -21,16 +21,13 @@ OURS = ["good 0", "good 1", "bad 2", "good 3"]
 THEIRS = ["bad 0", "bad 1", "good 2", "bad 3"]
 
 
-class ScriptedJudge:
+class ScriptedJudge(Judge):
     """Decides by a function of a comparison, and records all comparisons that are put to it."""
 
-    description = "scripted"
-
     def __init__(self, decide):
+        super().__init__("scripted")
         self.decide = decide
         self.comparisons = []
-        self.figures = {}
-        self.texts = []
 
     def compare(self, comparisons):
         self.comparisons += comparisons

@@ -7,19 +7,16 @@ from typing import Literal
 
 from components.config import Recipe
 from components.config.evaluation import JudgeConfig
-from components.evaluation.judges.judge import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
 
 
-class LengthJudge:
+class LengthJudge(Judge):
     """Prefers the longer response."""
 
-    description = "the longer one"
-
-    def __init__(self) -> None:
-        self.figures: dict[str, float] = {}
-        self.texts: list[dict[str, str]] = []
+    def __init__(self, description: str = "the longer one") -> None:
+        super().__init__(description)
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The longer response of each pair; the second of equally long ones."""
@@ -31,7 +28,8 @@ class LengthJudge:
 class FirstJudge(LengthJudge):
     """Prefers the response that is shown first."""
 
-    description = "the one that is shown first"
+    def __init__(self) -> None:
+        super().__init__("the one that is shown first")
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The first response of each pair."""
@@ -45,10 +43,8 @@ class AlphabetJudge(LengthJudge):
         writes: whether it writes a text for each comparison, and has a figure.
     """
 
-    description = "the first in the alphabet"
-
     def __init__(self, writes: bool) -> None:
-        super().__init__()
+        super().__init__("the first in the alphabet")
         self.writes = writes
         if writes:
             self.figures["judge_shortened"] = 0

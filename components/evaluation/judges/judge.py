@@ -1,4 +1,4 @@
-"""The protocol of a judge, and its section of a recipe."""
+"""The base of judges, and their section of a recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from components.config.evaluation import JudgeConfig
 from components.data.records import DataError
@@ -23,7 +22,7 @@ class JudgeError(DataError):
     """A judge that cannot be loaded, or does not answer."""
 
 
-class Judge(Protocol):
+class Judge(ABC):
     """Compares two responses to a prompt.
 
     Attributes:
@@ -32,21 +31,18 @@ class Judge(Protocol):
         texts: written judgments on all comparisons so far; empty for judges that do not write.
     """
 
-    description: str
+    def __init__(self, description: str, figures: dict[str, float] | None = None) -> None:
+        self.description = description
+        self.figures = figures or {}
+        self.texts: list[dict[str, str]] = []
 
-    @property
-    def figures(self) -> dict[str, float]: ...
-
-    @property
-    def texts(self) -> list[dict[str, str]]: ...
-
+    @abstractmethod
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """A verdict on each comparison, in its own order only.
 
         Raises:
             UserError: the judge fails.
         """
-        ...
 
 
 @dataclass(frozen=True)

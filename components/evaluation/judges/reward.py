@@ -13,7 +13,7 @@ from components.config import BackboneConfig, FrozenModel, Recipe, RecipeError, 
 from components.config.registry import registered_section
 from components.config.rewards import REWARDS
 from components.data.records import read_judges_rows
-from components.evaluation.judges.judge import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.pair_reader import PairReader
 from components.models.rewards.reward_section import RewardResources, check_scores, response_reward
@@ -75,11 +75,10 @@ class RewardJudgeSection(JudgeSection):
         return RewardJudge(self, resources)
 
 
-class RewardJudge:
+class RewardJudge(Judge):
     """The reward on a device. Its verdict is the same in both orders, so its consistency is 1.
 
-    Attributes:
-        figures: accuracy of a trained reward on held-out pairs, and the number of pairs.
+    Its figures are the accuracy of a trained reward on held-out pairs, and the number of pairs.
     """
 
     def __init__(self, section: RewardJudgeSection, resources: JudgeResources) -> None:
@@ -91,17 +90,9 @@ class RewardJudge:
         )
         self._reward = reward.load(resources.device, prepared.folder)
         self._scores: dict[tuple[str, str], float] = {}
-        self.figures: dict[str, float] = {
-            f"judge_{key}": prepared.figures[key]
-            for key in ("accuracy", "pairs", "held_out_pairs")
-            if key in prepared.figures
-        }
-        self.description = f"reward model, {reward.description}"
-
-    @property
-    def texts(self) -> list[dict[str, str]]:
-        """Empty: a reward writes nothing."""
-        return []
+        names = [name for name in ("accuracy", "pairs", "held_out_pairs") if name in prepared.figures]
+        figures = {f"judge_{name}": prepared.figures[name] for name in names}
+        super().__init__(f"reward model, {reward.description}", figures)
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the higher score; equal scores are ties.

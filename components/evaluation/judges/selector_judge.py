@@ -19,7 +19,7 @@ from components.config import BackboneConfig, OptimizerConfig, Recipe, SelectorC
 from components.config.optimizer import check_warmup
 from components.data.records import read_judges_rows
 from components.data.templates import load as load_template
-from components.evaluation.judges.judge import JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.io import read_json, write_atomically
 from components.models.pair_reader import PairReader, selector_pair_reader
@@ -85,12 +85,10 @@ class SelectorJudgeSection(JudgeSection):
         return SelectorJudge(self, resources)
 
 
-class SelectorJudge:
+class SelectorJudge(Judge):
     """The trained selector on a device.
 
-    Attributes:
-        selector: the trained selector.
-        figures: accuracy on held-out pairs, over all and by domain, and their number.
+    Its figures are its accuracy on held-out pairs, over all and by domain, and their number.
     """
 
     def __init__(self, section: SelectorJudgeSection, resources: JudgeResources) -> None:
@@ -101,17 +99,12 @@ class SelectorJudge:
         store = AdapterStore(resources.cache / "adapters")
         stored = _load_or_train(self.selector, section, resources, store)
         self.selector.slot.load(store.get(stored["adapter"]))
-        self.figures: dict[str, float] = stored["figures"]
         layers = section.selector.backbone.layers
         depth = f"first {layers} layers" if layers else "all layers"
-        self.description = (
-            f"{section.selector.backbone.name}, {depth}, trained centrally on owners outside the federation"
+        super().__init__(
+            f"{section.selector.backbone.name}, {depth}, trained centrally on owners outside the federation",
+            stored["figures"],
         )
-
-    @property
-    def texts(self) -> list[dict[str, str]]:
-        """Empty: a selector writes nothing."""
-        return []
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """The completion with the larger logit, in the order of each comparison; [N] verdicts."""

@@ -19,7 +19,7 @@ from components.evaluation.judges.autoj.endpoint import Endpoint
 from components.evaluation.judges.autoj.judge_prompts import judge_query
 from components.evaluation.judges.autoj.local import LocalModel, read_model_config
 from components.evaluation.judges.autoj.verdict_parsing import parse_autoj
-from components.evaluation.judges.judge import JudgeError, JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeError, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.chat import read_key
 from components.models.chat_template import reads_clock
@@ -122,11 +122,11 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
         return AutoJ(self, resources.device, resources.policy)
 
 
-class AutoJ:
+class AutoJ(Judge):
     """A generative judge; see the module's docstring.
 
-    Attributes:
-        texts: each comparison with the judgment and its verdict.
+    Its texts are the comparisons with their judgments and verdicts. Its figure is the number of
+    inputs that were truncated.
     """
 
     def __init__(self, options: AutoJSection, device: str, policy: Template | None = None) -> None:
@@ -150,15 +150,10 @@ class AutoJ:
         else:
             self._writer = LocalModel(options, device, policy)
             location = "on this machine"
-        self.texts: list[dict[str, str]] = []
-        self.description = (
-            f"Auto-J's pairwise protocol, {options.model} {location}, instruction {options.prompt_file}"
+        super().__init__(
+            f"Auto-J's pairwise protocol, {options.model} {location}, instruction {options.prompt_file}",
+            {"judge_shortened": 0},
         )
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """`judge_shortened`, the number of inputs that were truncated."""
-        return {"judge_shortened": self._writer.shortened}
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
         """Judge each comparison in its own order.
@@ -168,6 +163,7 @@ class AutoJ:
                 responses.
         """
         judgments = self._writer.write(comparisons)
+        self.figures = {"judge_shortened": self._writer.shortened}
         verdicts = [parse_autoj(text) for text in judgments]
         for comparison, text, verdict in zip(comparisons, judgments, verdicts, strict=True):
             self.texts.append(
