@@ -5,24 +5,32 @@ import math
 import pytest
 
 from components.data.records import DataError
+from components.data.sources.auto_j import LabeledRow
 from components.evaluation.judge_report import (
-    LabeledComparison,
+    VERDICTS,
+    Share,
     build_judge_report,
     measure_judge,
-    position_consistency,
     read_pairs,
     read_verdicts,
+    stored_contest,
 )
-from components.evaluation.winrate import Verdict
-from components.models.selector import Comparison
+from components.evaluation.judges.judge import Judge
+from components.evaluation.winrate import Verdict, orders_agree
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
 
 def report(*rows, **arguments):
     """Report on rows of (human verdict, original verdict, swapped verdict, scenario)."""
-    pairs = [LabeledComparison(scenario, Comparison("p", "a", "b"), label) for label, _, _, scenario in rows]
-    return build_judge_report(pairs, [row[1] for row in rows], [row[2] for row in rows], **arguments)
+    pairs = [labeled(label, scenario) for label, _, _, scenario in rows]
+    contest = stored_contest(pairs, [row[1] for row in rows], [row[2] for row in rows])
+    return build_judge_report(pairs, contest, **arguments)
+
+
+def labeled(label, scenario="a"):
+    columns = {"prompt": "p", "response 1": "a", "response 2": "b"}
+    return LabeledRow.model_validate({"scenario": scenario, "label": VERDICTS.index(label), **columns})
 
 
 MIXED = [
@@ -36,7 +44,7 @@ MIXED = [
 
 
 def test_a_judge_agrees_where_it_gives_the_human_verdict_in_both_orders():
-    overall = report(*MIXED).overall
+    overall = report(*MIXED)
     assert (overall.agreement.count, overall.agreement.total) == (3, 6)
     assert overall.agreement_original.count == 4
     assert overall.agreement_swapped.count == 4
@@ -57,39 +65,38 @@ def test_unparsable_verdicts_disagree_are_counted_and_are_left_out_of_the_consis
     result = report(
         (FIRST, UNPARSABLE, SECOND, "a"), (TIE, UNPARSABLE, UNPARSABLE, "a"), (FIRST, FIRST, SECOND, "a")
     )
-    assert (result.overall.agreement.count, result.overall.agreement.total) == (1, 3)
+    assert (result.agreement.count, result.agreement.total) == (1, 3)
     assert (result.unparsable_original, result.unparsable_swapped) == (2, 1)
-    assert (result.overall.consistency.count, result.overall.consistency.total) == (1, 1)
+    assert (result.consistency.count, result.consistency.total) == (1, 1)
 
 
 def test_without_a_row_that_was_parsed_in_both_orders_the_consistency_is_nan():
-    assert math.isnan(report((FIRST, UNPARSABLE, SECOND, "a")).overall.consistency.rate)
+    assert math.isnan(report((FIRST, UNPARSABLE, SECOND, "a")).consistency.rate)
 
 
 def test_intervals_contain_the_rate_and_are_a_function_of_the_seed():
     rows = [(FIRST, FIRST, (SECOND, FIRST)[i % 2], "a") for i in range(40)]
     result = report(*rows, resamples=500, seed=3)
-    agreement = result.overall.agreement
+    agreement = result.agreement
     assert agreement.rate == 0.5
     assert agreement.low < 0.5 < agreement.high
     assert result == report(*rows, resamples=500, seed=3)
 
 
 def test_different_numbers_of_verdicts_are_refused_with_the_counts():
-    pair = LabeledComparison("a", Comparison("p", "a", "b"), FIRST)
     with pytest.raises(DataError, match=r"1 comparisons, 2 verdicts .* and 1 on"):
-        build_judge_report([pair], [FIRST, FIRST], [SECOND])
+        stored_contest([labeled(FIRST)], [FIRST, FIRST], [SECOND])
 
 
-def test_a_report_on_no_comparisons_is_refused():
-    with pytest.raises(DataError, match="there are 0 comparisons"):
-        build_judge_report([], [], [])
+def test_a_file_without_comparisons_is_refused(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("")
+    with pytest.raises(DataError, match="pairs.jsonl"):
+        read_pairs(path)
 
 
-class GoodIsBetter:
+class GoodIsBetter(Judge):
     """A judge without a position bias that prefers the response 'good'."""
-
-    description = "prefers 'good'"
 
     def compare(self, comparisons):
         return [FIRST if c.first == "good" else SECOND if c.second == "good" else TIE for c in comparisons]
@@ -102,9 +109,9 @@ def test_a_judge_is_measured_in_both_orders(tmp_path):
         '{"scenario": "t", "label": 1, "prompt": "p", "response 1": "bad", "response 2": "good"}\n'
         '{"scenario": "t", "label": 2, "prompt": "p", "response 1": "good", "response 2": "good too"}\n'
     )
-    result = measure_judge(GoodIsBetter(), read_pairs(path))
-    assert result.overall.agreement.count == 2
-    assert result.overall.consistency.rate == 1.0
+    result = measure_judge(GoodIsBetter("prefers 'good'"), read_pairs(path))
+    assert result.agreement.count == 2
+    assert result.consistency.rate == 1.0
     assert set(result.scenarios) == {"s", "t"}
 
 
@@ -134,7 +141,7 @@ def test_on_the_real_sample_the_consistency_is_the_published_one(real_verdicts):
     original, swapped = real_verdicts
     assert len(original) == 1392
     assert len(swapped) == 1392
-    consistency = position_consistency(original, swapped)
+    consistency = Share.of(orders_agree(original, swapped))
     assert (consistency.count, consistency.total) == (1161, 1392)
     assert round(100 * consistency.rate, 2) == 83.41
 
@@ -144,12 +151,11 @@ def test_on_the_real_sample_the_interval_of_the_agreement_contains_the_published
     original, swapped = real_verdicts
     pairs = read_pairs(samples / "auto_j" / "pairwise_human_even.jsonl")
     assert len(pairs) == 696
-    result = build_judge_report(pairs, original[1::2], swapped[1::2])
-    overall = result.overall
-    assert (overall.agreement.count, overall.agreement.total) == (375, 696)
-    assert overall.agreement.low < 0.5496 < overall.agreement.high
-    assert overall.agreement_original.count == 410
-    assert overall.agreement_swapped.count == 411
-    assert overall.consistency.count == 574
+    result = build_judge_report(pairs, stored_contest(pairs, original[1::2], swapped[1::2]))
+    assert (result.agreement.count, result.agreement.total) == (375, 696)
+    assert result.agreement.low < 0.5496 < result.agreement.high
+    assert result.agreement_original.count == 410
+    assert result.agreement_swapped.count == 411
+    assert result.consistency.count == 574
     assert (result.unparsable_original, result.unparsable_swapped) == (0, 0)
     assert len(result.scenarios) == 58
