@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from components.config import BackboneConfig, PolicyConfig, Recipe, RewardConfig, SelectorConfig
 from components.data.templates import load as load_template
 from components.evaluation.judges.autoj import AutoJSection
-from components.evaluation.judges.autoj.local import read_model_config as read_judge_config
+from components.evaluation.judges.autoj import read_model_config as read_judge_config
 from components.evaluation.judges.reward import RewardJudgeSection
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.learning.reward_model import TrainedReward

@@ -15,9 +15,9 @@ from components.config import RecipeError
 from components.data.templates import load as load_template
 from components.data.templates import user_message
 from components.evaluation.contests import judge_contest
-from components.evaluation.judges import parse_autoj
-from components.evaluation.judges.autoj import AutoJSection, local
-from components.evaluation.judges.autoj.judge_prompts import encode_question, prompt_fields
+from components.evaluation.judges import autoj, parse_autoj
+from components.evaluation.judges.autoj import AutoJSection
+from components.evaluation.judges.autoj_texts import encode_question, prompt_fields
 from components.evaluation.judges.judge import JudgeError, JudgeResources
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
@@ -369,7 +369,7 @@ def test_a_gptq_checkpoint_is_refused_with_the_libraries_that_are_missing(
     real_version = metadata.version
 
     def version(name):
-        if name not in local.GPTQ_LIBRARIES:
+        if name not in autoj.GPTQ_LIBRARIES:
             return real_version(name)
         if name in versions:
             return versions[name]
@@ -383,7 +383,7 @@ def test_a_gptq_checkpoint_is_refused_with_the_libraries_that_are_missing(
 def test_the_versions_that_gptq_needs_are_those_of_the_installed_transformers():
     from transformers.quantizers import quantizer_gptq
 
-    assert local.GPTQ_LIBRARIES == {
+    assert autoj.GPTQ_LIBRARIES == {
         "optimum": quantizer_gptq.MIN_OPTIMUM_VERSION,
         "gptqmodel": quantizer_gptq.MIN_GPTQ_VERSION,
     }
@@ -405,7 +405,7 @@ def replace_generation(monkeypatch):
         def generate(model, tokenizer, encoded, *_, **__):
             return [[SimpleNamespace(text=judge(tokenizer.decode(ids)))] for ids in encoded]
 
-        monkeypatch.setattr(local, "generate_completions", generate)
+        monkeypatch.setattr(autoj, "generate_completions", generate)
 
     return replace
 

@@ -9,8 +9,7 @@ import torch
 
 from components.config import RecipeError
 from components.evaluation.contests import Contest
-from components.evaluation.judges import autoj
-from components.evaluation.judges.autoj import judge_prompts, local
+from components.evaluation.judges import autoj, autoj_texts
 from components.federation.outcome import OutcomeError
 from components.io import read_json, write_json
 from components.learning import selector_training
@@ -125,7 +124,7 @@ def in_words(debug, monkeypatch):
     """The recipe with Auto-J on the tiny model, which prefers the first response of each pair."""
     decision = SimpleNamespace(text="So, the final decision is Response 1")
     monkeypatch.setattr(
-        local,
+        autoj,
         "generate_completions",
         lambda model, tokenizer, encoded, *_, **__: [[decision] for _ in encoded],
     )
@@ -141,13 +140,13 @@ def test_a_judge_in_words_reads_the_policys_instruction_before_the_prompt(in_wor
 
 def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, tmp_path, monkeypatch):
     queries = []
-    write = local.LocalModel.write
+    write = autoj.LocalModel.write
 
     def record(self, comparisons):
-        queries.extend(judge_prompts.judge_query(self.policy, pair.prompt) for pair in comparisons)
+        queries.extend(autoj_texts.judge_query(self.policy, pair.prompt) for pair in comparisons)
         return write(self, comparisons)
 
-    monkeypatch.setattr(local.LocalModel, "write", record)
+    monkeypatch.setattr(autoj.LocalModel, "write", record)
     for arm in ("ours", "theirs"):
         row = {"prompt_id": "p", "prompt": "a post", "text": arm}
         write_json(tmp_path / arm / "answers-aligned.json", [row])
