@@ -10,12 +10,8 @@ from components.data.questions import Question, load_questions, render
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.trees import Tree, append_trees
-from components.evaluation.answers import (
-    answer_figures,
-    load_evaluation_questions,
-    parse_answer,
-    tree_questions,
-)
+from components.evaluation.answer_parsing import parse_answer
+from components.evaluation.answers import answer_figures, load_evaluation_questions, tree_questions
 from components.evaluation.winrate import bootstrap_interval
 from components.recipes import load_recipe
 from components.seeding import derive
