@@ -5,6 +5,7 @@ Heavy packages are imported inside the commands, so that `--help` and completion
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import wraps
@@ -274,6 +275,45 @@ def export(
 
     export_run(find_run(run), folder, adapter, merge)
     print(f"exported to {folder}; its README.md says how to use it")
+
+
+@command
+def judge(
+    pairs: Annotated[
+        Path, typer.Argument(metavar="PAIRS", help="Pairs with human verdicts, as Auto-J's pairwise set.")
+    ],
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="A run, whose judge compares them.", autocompletion=_complete_run),
+    ] = None,
+    verdicts: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="ORIGINAL SWAPPED", help="Files of a judge's verdicts on both orders instead."),
+    ] = None,
+) -> None:
+    """Report how often a judge agrees with people.
+
+    A pair counts where it gives the human verdict in both orders of the responses.
+    """
+    from components.config import UserError
+    from components.evaluation import judge_report
+
+    rows = judge_report.read_pairs(pairs)
+    if verdicts is not None and run is None:
+        contest = judge_report.stored_contest(rows, *map(judge_report.read_verdicts, verdicts))
+        print(judge_report.build_judge_report(rows, contest))
+    elif run is not None and verdicts is None:
+        from components.models.backbone import choose_devices
+        from tasks.evaluation.judging import build_judge
+        from tasks.runs import find_run
+
+        found = find_run(run)
+        recipe = found.recipe()
+        device = choose_devices(recipe.runtime.devices)[0]
+        reader = build_judge(found, recipe, device, logging.getLogger("fed-rlhf"))
+        print(judge_report.measure_judge(reader, rows))
+    else:
+        raise UserError("give the judge by --run RUN, or its verdicts by --verdicts ORIGINAL SWAPPED")
 
 
 @command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,13 +28,13 @@ from tasks.runs import Run, contest_file, judges_root
 from tasks.uncached import task
 
 
-def build_judge(run: Run, recipe: Recipe, device: str) -> Judge:
-    """The recipe's judge on a device."""
-    log = get_run_logger()
+def build_judge(run: Run, recipe: Recipe, device: str, log: logging.Logger | None = None) -> Judge:
+    """The recipe's judge on a device; outside of a flow, its training is reported to a log."""
+    logger = log or get_run_logger()
 
     def progress(step: int, loss: float) -> None:
         if step % 10 == 9:
-            log.info("judge: training step %d, loss %.3f", step + 1, loss)
+            logger.info("judge: training step %d, loss %.3f", step + 1, loss)
 
     section = cast(JudgeSection, recipe.evaluation.judge)
     section.check_data(run.prepared)

@@ -27,6 +27,7 @@ COMMANDS = [
     "runs",
     "show",
     "export",
+    "judge",
     "delete",
     "recipes",
     "methods",

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from components.config.evaluation import JUDGES
 from components.data.records import DataError
 from components.data.sources.auto_j import LabeledRow
 from components.evaluation.judge_report import (
@@ -17,6 +18,10 @@ from components.evaluation.judge_report import (
 )
 from components.evaluation.judges.judge import Judge
 from components.evaluation.winrate import Verdict, orders_agree
+from components.recipes import load_recipe
+from tasks.runs import create_run
+from tests.support.command_line import fed_rlhf, refusal
+from tests.support.judges import LengthSection
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
@@ -127,6 +132,39 @@ def test_an_output_of_another_kind_is_refused_with_its_file_and_row(tmp_path, ou
     path.write_text(f'{{"output": 0}}\n{{"output": {output}}}\n')
     with pytest.raises(DataError, match=r"verdicts.jsonl, row 2: column 'output' must be 0 .*, but is"):
         read_verdicts(path)
+
+
+@pytest.fixture
+def labeled_pairs(tmp_path):
+    """A file of two pairs, whose longer and whose first response people prefer."""
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(
+        '{"scenario": "s", "label": 0, "prompt": "p", "response 1": "longer", "response 2": "long"}\n'
+        '{"scenario": "s", "label": 0, "prompt": "p", "response 1": "long", "response 2": "longer"}\n'
+    )
+    return str(path)
+
+
+def test_the_command_reports_the_judge_of_a_run(labeled_pairs, tmp_path, monkeypatch):
+    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setitem(JUDGES.builtin, "length", f"{LengthSection.__module__}:LengthSection")
+    create_run(load_recipe("debug", ["evaluation.judge=length"]), tmp_path / "runs" / "debug-1")
+    result = fed_rlhf("judge", labeled_pairs, "--run", "debug-1")
+    assert result.exit_code == 0, result.output
+    assert "in both orders  50.00%" in result.stdout
+    assert "position consistency  100.00%" in result.stdout
+
+
+def test_the_command_reports_stored_verdicts(labeled_pairs, tmp_path):
+    path = tmp_path / "verdicts.jsonl"
+    path.write_text('{"output": 0}\n{"output": 0}\n')
+    result = fed_rlhf("judge", labeled_pairs, "--verdicts", str(path), str(path))
+    assert "in the original order only  100.00%" in result.stdout
+    assert "position consistency  0.00%" in result.stdout
+
+
+def test_the_command_needs_either_a_run_or_verdicts(labeled_pairs):
+    assert "--run RUN, or its verdicts by --verdicts" in refusal("judge", labeled_pairs)
 
 
 @pytest.fixture(scope="module")
