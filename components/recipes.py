@@ -303,7 +303,7 @@ def validate_environment(recipe: Recipe) -> list[str]:
     from components.preview import preview_data
 
     if recipe.evaluation.alpaca_eval:
-        from components.evaluation.alpaca import check_alpaca_eval
+        from components.evaluation.alpaca_inputs import check_alpaca_eval
 
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     check_inputs(recipe)

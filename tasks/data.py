@@ -185,7 +185,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         DataError: data are missing, a split that a phase needs is empty, or too many pairs are equal.
     """
     from components.data.prepare import check_rows, prepare
-    from components.evaluation.alpaca import annotator_instructions, check_alpaca_eval, check_prompts
+    from components.evaluation.alpaca_inputs import annotator_instructions, check_alpaca_eval, check_prompts
     from components.evaluation.answers import load_evaluation_questions, tree_questions
     from components.evaluation.equal_pairs import (
         count_equal_completions,

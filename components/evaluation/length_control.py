@@ -2,7 +2,7 @@
 
 The estimator follows Length-Controlled AlpacaEval (Dubois et al. 2024). Its generalized linear
 model has three terms: the model, the length, and the difficulty of the instruction. The difficulty
-is known only for AlpacaEval's own instructions (see components/evaluation/alpaca), so it is left
+is known only for AlpacaEval's own instructions (see components/evaluation/alpaca.py), so it is left
 out here:
 
     logit p = theta + phi tanh(d / std d),    d = length of response 1 - length of response 2

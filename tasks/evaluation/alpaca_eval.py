@@ -17,7 +17,8 @@ from tasks.runs import Run
 from tasks.uncached import task
 
 if TYPE_CHECKING:
-    from components.evaluation.alpaca import Annotation, ModelOutput
+    from components.evaluation.alpaca import Annotation
+    from components.evaluation.alpaca_inputs import ModelOutput
 
 
 @task()
@@ -27,31 +28,33 @@ def annotate_answers(run: Run, recipe: Recipe) -> AlpacaEvalResult:
     The folder alpaca_eval gets the outputs and the annotations in AlpacaEval's schema. An annotation
     that is in it already is not requested again.
     """
-    from components.evaluation import alpaca
+    from components.evaluation import alpaca, alpaca_inputs
 
     config = recipe.evaluation.alpaca_eval
     if config is None:
         raise ValueError("the recipe has no section evaluation.alpaca_eval")
-    alpaca.check_alpaca_eval(config)
+    alpaca_inputs.check_alpaca_eval(config)
     folder = run.evaluation / "alpaca_eval"
     rows = read_json(run.evaluation / "answers.json")
     prompts = [row["prompt"] for row in rows]
     template = recipe.policy.template
-    instructions = alpaca.annotator_instructions(prompts, template, recipe.data.test_prompts, config)
-    alpaca.check_prompts(config, prompts, instructions)
+    instructions = alpaca_inputs.annotator_instructions(prompts, template, recipe.data.test_prompts, config)
+    alpaca_inputs.check_prompts(config, prompts, instructions)
     outputs = {}
     for name in (ALIGNED, BASE):
         texts = [row[name]["text"] for row in rows]
-        outputs[name] = alpaca.model_outputs(instructions, texts, f"{recipe.name} {name}", recipe.data.source)
+        outputs[name] = alpaca_inputs.model_outputs(
+            instructions, texts, f"{recipe.name} {name}", recipe.data.source
+        )
         write_json(folder / f"{name}.model_outputs.json", outputs[name])
     if config.reference_outputs is None:
         answered = instructions
         entries = {"aligned_vs_base": (outputs[ALIGNED], outputs[BASE])}
     else:
-        reference_outputs = alpaca.read_outputs(Path(config.reference_outputs))
+        reference_outputs = alpaca_inputs.read_outputs(Path(config.reference_outputs))
         answered = [row["instruction"] for row in reference_outputs]
         baseline = _matched_outputs(
-            alpaca.match_outputs(reference_outputs, prompts, instructions), instructions
+            alpaca_inputs.match_outputs(reference_outputs, prompts, instructions), instructions
         )
         entries = {f"{name}_vs_reference": (own, baseline) for name, own in outputs.items()}
     contests = {}
@@ -91,7 +94,7 @@ def _compute_figures(
 def _matched_outputs(matched: Sequence[ModelOutput | None], instructions: Sequence[str]) -> list[ModelOutput]:
     """The reference's outputs under the instructions that the annotator sees.
 
-    None is missing: alpaca.check_prompts refuses prompts that the reference has not answered.
+    None is missing: alpaca_inputs.check_prompts refuses prompts that the reference has not answered.
     """
     outputs = []
     for row, instruction in zip(matched, instructions, strict=True):

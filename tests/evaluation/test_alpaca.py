@@ -17,20 +17,21 @@ import numpy as np
 import pytest
 
 from components.config import AlpacaEvalConfig, PromptsConfig
+from components.evaluation import alpaca_inputs
 from components.evaluation.alpaca import (
-    AlpacaEvalError,
-    alpaca_checks,
-    alpaca_outputs,
     annotate,
+    compute_figures,
+    missing_rate_note,
+    package_length_controlled_rate,
+)
+from components.evaluation.alpaca_inputs import (
+    AlpacaEvalError,
     annotator_instructions,
     check_alpaca_eval,
     check_prompts,
-    compute_figures,
     is_alpaca_eval,
     match_outputs,
-    missing_rate_note,
     model_outputs,
-    package_length_controlled_rate,
     read_outputs,
 )
 from components.evaluation.length_control import fit_length_controlled_rate
@@ -63,7 +64,7 @@ def no_network(monkeypatch):
         raise AssertionError("a test of AlpacaEval tried to use the network")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    for names in alpaca_checks.KEYS.values():
+    for names in alpaca_inputs.KEYS.values():
         for name in names:
             monkeypatch.delenv(name, raising=False)
 
@@ -72,7 +73,7 @@ def no_network(monkeypatch):
 def own_list(monkeypatch):
     """The stand-in list, which the module then takes for AlpacaEval's own instructions."""
     digest = hashlib.sha256("\x1f".join(STAND_IN_LIST).encode()).hexdigest()
-    monkeypatch.setattr(alpaca_outputs, "INSTRUCTIONS_HASH", digest)
+    monkeypatch.setattr(alpaca_inputs, "INSTRUCTIONS_HASH", digest)
     return STAND_IN_LIST
 
 
@@ -88,7 +89,7 @@ def calibration(tmp_path):
     path = tmp_path / "df_gamed.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(alpaca_checks.CALIBRATION_COLUMNS)
+        writer.writerow(alpaca_inputs.CALIBRATION_COLUMNS)
         for model in ("concise", "verbose"):
             for i in range(805):
                 preference = round(float(numbers.random()), 4)
@@ -191,7 +192,7 @@ def test_published_outputs_answer_alpaca_evals_own_instructions_in_their_order(s
     rows = read_outputs(samples / "alpaca_eval" / f"{model}.model_outputs.json")
     instructions = [row["instruction"] for row in rows]
     assert {row["generator"] for row in rows} == {model}
-    assert len(rows) == alpaca_outputs.INSTRUCTIONS
+    assert len(rows) == alpaca_inputs.INSTRUCTIONS
     assert is_alpaca_eval(instructions)
     assert not is_alpaca_eval(instructions[::-1])
     assert not is_alpaca_eval(instructions[:-1])
@@ -231,7 +232,7 @@ def test_a_missing_key_is_never_to_be_written_into_a_recipe():
 
 
 def test_a_missing_package_is_reported_with_the_extra_that_installs_it(monkeypatch):
-    monkeypatch.setattr(alpaca_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(alpaca_inputs, "find_spec", lambda name: None)
     with pytest.raises(AlpacaEvalError, match=r"not installed: pip install .*fed-rlhf\[alpaca-eval\]"):
         check_alpaca_eval(config())
 

@@ -11,8 +11,7 @@ import pytest
 from components.config import AlpacaEvalConfig, RecipeError
 from components.data import prepare
 from components.data.records import DataError
-from components.evaluation import alpaca
-from components.evaluation.alpaca import alpaca_checks
+from components.evaluation import alpaca_inputs
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.io import read_json, write_json
 from components.recipes import load_recipe
@@ -205,7 +204,7 @@ class TestAlpacaEval:
     def test_the_outputs_are_written_in_the_schema_of_the_package(self, annotate, answers, tmp_path):
         annotate()
         for name in ("aligned", "base"):
-            outputs = alpaca.read_outputs(
+            outputs = alpaca_inputs.read_outputs(
                 tmp_path / "evaluation" / "alpaca_eval" / f"{name}.model_outputs.json"
             )
             assert outputs == [
@@ -220,7 +219,7 @@ class TestAlpacaEval:
 
     def test_with_a_reference_it_is_the_baseline_of_both_policies_in_any_order(self, annotate, tmp_path):
         texts = ["t" * i for i in range(13)]
-        reference = alpaca.model_outputs([*PROMPTS[::-1], "another"], texts, "gpt", "set")
+        reference = alpaca_inputs.model_outputs([*PROMPTS[::-1], "another"], texts, "gpt", "set")
         (tmp_path / "reference.json").write_text(json.dumps(reference))
         result = annotate(reference_outputs=str(tmp_path / "reference.json"))
         assert set(result.contests) == {"aligned_vs_reference", "base_vs_reference"}
@@ -326,7 +325,7 @@ def test_the_table_of_alpaca_eval_shows_a_dash_for_what_is_not_finite():
 
 def test_a_missing_package_is_reported_before_the_data_are_prepared(debug, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "prepare", lambda *_: pytest.fail("the data were prepared"))
-    monkeypatch.setattr(alpaca_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(alpaca_inputs, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="not installed"):
         data.prepare_data.fn(with_alpaca_eval(debug), tmp_path, tmp_path / "trees")
 
@@ -336,9 +335,9 @@ def test_prompts_without_an_output_of_the_reference_are_refused_when_the_data_ar
 ):
     instructions = ["server text 0 for test", f"{SUMMARIZE}server text 1 for test"]
     path = tmp_path / "reference.json"
-    path.write_text(json.dumps(alpaca.model_outputs(instructions, ["t", "u"], "gpt", "set")))
+    path.write_text(json.dumps(alpaca_inputs.model_outputs(instructions, ["t", "u"], "gpt", "set")))
     monkeypatch.setattr(prepare, "prepare", lambda *_: preparation_report())
-    monkeypatch.setattr(alpaca, "check_alpaca_eval", lambda config: None)
+    monkeypatch.setattr(alpaca_inputs, "check_alpaca_eval", lambda config: None)
     with pytest.raises(DataError, match="1 of the 3 held-out prompts.*'server text 2 for test'"):
         data.prepare_data.fn(
             with_alpaca_eval(debug, reference_outputs=str(path)), prepared, tmp_path / "trees"

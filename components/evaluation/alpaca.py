@@ -1,16 +1,117 @@
-"""AlpacaEval's figures, by the package's own functions, and the win rate at equal length."""
+"""AlpacaEval 2.0 (Li et al. 2023; Dubois et al. 2024) through the package alpaca_eval.
+
+The package annotates pairs of outputs and computes the figures. This module changes three of its
+defaults: the package would write its cache and weights into its own folder, download the calibration
+data from the hub, and look up the difficulty of an instruction by its row number, which is correct for
+AlpacaEval's own list only.
+
+Figures have the names and units of AlpacaEval's leaderboard: percent, counts, characters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypedDict, cast
 
+import numpy as np
+
+from components.config import AlpacaEvalConfig
 from components.environment import preserve_root_log_level
-from components.evaluation.alpaca.alpaca_checks import check_calibration
-from components.evaluation.alpaca.alpaca_outputs import INSTRUCTIONS, AlpacaEvalError, is_alpaca_eval
-from components.evaluation.alpaca.annotation import Annotation, none_if_nan
+from components.evaluation.alpaca_inputs import (
+    INSTRUCTIONS,
+    AlpacaEvalError,
+    ModelOutput,
+    check_calibration,
+    find_annotator,
+    is_alpaca_eval,
+)
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.results import AlpacaEvalFigures
+
+
+class Annotation(TypedDict):
+    """A row of the package's annotations; annotators may add further columns.
+
+    Attributes:
+        instruction: the instruction that was answered.
+        output_1, generator_1: output of the baseline, and its name.
+        output_2, generator_2: output of the evaluated model, and its name.
+        annotator: name of the annotator.
+        preference: from 1 (output 1 wins) to 2 (output 2 wins), 1.5 or 0 for a draw; None if the
+            annotator's reply could not be parsed.
+    """
+
+    instruction: str
+    output_1: str
+    generator_1: str
+    output_2: str
+    generator_2: str
+    annotator: str
+    preference: float | None
+
+
+def annotate(
+    config: AlpacaEvalConfig,
+    reference_outputs: Sequence[ModelOutput],
+    outputs: Sequence[ModelOutput],
+    cache: Path,
+    seed: int,
+) -> list[Annotation]:
+    """Let the annotator compare outputs with the reference's.
+
+    The package chooses at random, by instruction, which of the two outputs the annotator sees
+    first.
+
+    Args:
+        config: names the annotator.
+        reference_outputs, outputs: for the same instructions, row by row.
+        cache: JSON file of earlier annotations; pairs in it are not annotated again.
+        seed: determines the package's order of the two outputs.
+
+    Returns:
+        annotations in the order of `outputs`; output 1 is the reference's.
+
+    Raises:
+        AlpacaEvalError: the annotator failed.
+    """
+    if [row["instruction"] for row in reference_outputs] != [row["instruction"] for row in outputs]:
+        raise ValueError("reference outputs and outputs must be for the same instructions, row by row")
+    folder = find_annotator(config.annotators_config)
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        rows = _load_annotator(folder, cache, seed).annotate_head2head(
+            [dict(row) for row in reference_outputs], [dict(row) for row in outputs], is_ordered=True
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise AlpacaEvalError(
+            f"the annotator '{config.annotators_config}' (evaluation.alpaca_eval) stopped with"
+            f" {type(error).__name__}: {reason}. Its annotations are stored in {cache}; fix the cause and"
+            " resume the run."
+        ) from error
+    return [cast("Annotation", row | {"preference": none_if_nan(row["preference"])}) for row in rows]
+
+
+def _load_annotator(folder: Path, cache: Path, seed: int) -> Any:
+    """The package's annotator, with the earlier annotations of the cache."""
+    with preserve_root_log_level():
+        from alpaca_eval.annotators import PairwiseAnnotator
+
+    annotator = PairwiseAnnotator(annotators_config=folder, seed=seed, caching_path=None)
+    # As an argument, a path would bring a warning about seeds; this cache belongs to one run,
+    # and so to one seed.
+    annotator.caching_path = cache
+    annotator.load_()
+    if annotator.df_annotations is not None:
+        # pandas reads whole numbers as integers, to which the package could not add a draw.
+        annotator.df_annotations = annotator.df_annotations.astype({annotator.annotation_key: float})
+    return annotator
+
+
+def none_if_nan(value: float | None) -> float | None:
+    """A preference, with None for the package's NaN."""
+    return None if value != value else value
 
 
 def compute_figures(
@@ -41,13 +142,7 @@ def compute_figures(
     )
     lengths = [len(row["output_2"]) for row in annotations]
     return AlpacaEvalFigures(
-        win_rate=float(measured["win_rate"]),
-        standard_error=float(measured["standard_error"]),
-        n_wins=int(measured["n_wins"]),
-        n_wins_base=int(measured["n_wins_base"]),
-        n_draws=int(measured["n_draws"]),
-        n_total=int(measured["n_total"]),
-        discrete_win_rate=float(measured["discrete_win_rate"]),
+        **{name: np.asarray(value).item() for name, value in measured.items()},
         avg_length=sum(lengths) // len(lengths),
         n_missing=len(annotations) - len(rows),
         equal_length_win_rate=100 * equal_length.rate,
@@ -81,11 +176,6 @@ def package_length_controlled_rate(
             f"AlpacaEval's length-controlled win rate is for its own {INSTRUCTIONS} instructions, but these"
             " are other instructions."
         )
-    return _fit_package_model(rows, [numbers[row["instruction"].strip()] for row in rows], calibration)
-
-
-def _fit_package_model(rows: Sequence[Annotation], numbers: Sequence[int], calibration: Path) -> float:
-    """The package's rate (percent) of rows for the instructions with these numbers."""
     from unittest.mock import patch
 
     import pandas as pd
@@ -93,9 +183,10 @@ def _fit_package_model(rows: Sequence[Annotation], numbers: Sequence[int], calib
 
     with preserve_root_log_level():
         from alpaca_eval.metrics import glm_winrate
+    index = pd.Index([numbers[row["instruction"].strip()] for row in rows])
     columns = ["preference", "output_1", "output_2", "generator_1", "generator_2"]
     # The package takes the index of a row for the number of its instruction.
-    table = pd.DataFrame([dict(row) for row in rows], columns=columns, index=pd.Index(numbers))
+    table = pd.DataFrame([dict(row) for row in rows], columns=columns, index=index)
     with patch.object(glm_winrate, "hf_hub_download", lambda **_: str(calibration)), sklearn.config_context():
         figures = glm_winrate.get_length_controlled_winrate(
             table, save_weights_dir=None, is_warn_extreme_changes=False
