@@ -74,7 +74,8 @@ benchmark: install  ## methods side by side with three seeds; an hour a seed and
 	@$(BIN)/fed-rlhf benchmark
 
 bench: install  ## cost of orchestration and of the selector's step, as a table
-	@$(BIN)/python -m perf.costs
+	@$(BIN)/python -m perf selector-step
+	@$(BIN)/python -m perf orchestration
 
 throughput: install  ## speed and memory of selector training at published shapes; for a GPU
 	@$(BIN)/python -m perf.throughput

@@ -20,7 +20,7 @@ from components.config import Recipe, RecipeError
 from components.data.sources.aclsum import ASPECTS, AclSum, Paper, read_papers
 from components.io import read_json, write_atomically
 from components.seeding import derive, generator
-from perf.comparison import prepare_process
+from perf.harness import prepare_process
 
 if TYPE_CHECKING:
     from components.models.policy import Policy

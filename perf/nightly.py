@@ -12,7 +12,7 @@ import io
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,12 +25,9 @@ from prefect.states import Completed, Failed
 
 from components.config import UserError
 from components.environment import configure_libraries
-from perf.comparison import IDLE_LOAD, Comparison, Ratios, prepare_process
-from perf.objective_costs import compare_objectives, compare_solvers
-from perf.orchestration import compare_orchestration
-from perf.policy_costs import compare_generation
+from perf.commands import MEASUREMENTS
+from perf.harness import IDLE_LOAD, Ratios, prepare_process
 from perf.ratios import Conditions, Measured, Rule, Verdict, judge, regression_tag, summarize
-from perf.selector_costs import compare_steps
 from tasks.devices import POOL, available_cores
 from tasks.flow_runs import current_flow_run
 from tasks.runs import git_commit
@@ -44,14 +41,6 @@ POLL_SECONDS = 15.0
 MAX_RUNS = 1000
 """Last runs of the experiment that are read, which MLflow gives in one page."""
 
-MEASUREMENTS: dict[str, Callable[[Comparison], Ratios]] = {
-    "selector-step": compare_steps,
-    "generation": compare_generation,
-    "orchestration": lambda comparison: compare_orchestration(comparison, rounds=1),
-    "objectives": compare_objectives,
-    "mgda": lambda comparison: compare_solvers(comparison.repeats),
-}
-"""The measurements by name; `objectives` needs a recipe of several."""
 DEFAULT = ("selector-step", "generation")
 """Measurements that together take minutes on two cores."""
 
@@ -86,8 +75,7 @@ def performance(
 
     Args:
         recipe: name or path of the recipe whose sizes are measured.
-        measurements: of selector-step, generation, orchestration, objectives and mgda; None takes the
-            first two.
+        measurements: names of MEASUREMENTS; None takes DEFAULT.
         pairs: timed runs of each kind.
         tolerance: fraction by which a ratio may be below the median of earlier runs.
         earlier_runs: number of last runs, under the same conditions, that the median is of.
@@ -107,7 +95,7 @@ def performance(
     conditions, settings = find_conditions(recipe)
     ratios: Ratios = {}
     for name in names:
-        ratios |= measure(name, Comparison(recipe, pairs))
+        ratios |= measure(name, recipe, pairs)
     verdicts = judge(ratios, conditions, read_earlier_runs(), rule)
     settings |= {"pairs": str(pairs), "load_average": f"{load:.2f}"}
     run_id = log_ratios(PerformanceRun(started, ratios, verdicts, conditions.params() | settings))
@@ -183,13 +171,13 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 @task("measure {name}")
-def measure(name: str, comparison: Comparison) -> Ratios:
+def measure(name: str, recipe: str, pairs: int) -> Ratios:
     """The ratios of a measurement, whose table is logged; memory is freed for the next one."""
     table = io.StringIO()
     try:
         # Not by Prefect's log_prints: it would take the prints that libraries redirect for themselves.
         with redirect_stdout(table):
-            return MEASUREMENTS[name](comparison)
+            return MEASUREMENTS[name](recipe, pairs)
     finally:
         get_run_logger().info("%s", table.getvalue().strip())
         POOL.release()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from components.config import MultiObjective, RecipeError
-from perf.comparison import Comparison, Ratios, load_pairs, median_ratio, prepare_process
+from perf.harness import Ratios, alternate, compare, load_pairs, prepare_process, show
 
 if TYPE_CHECKING:
     from components.config import FederationConfig
@@ -29,16 +29,8 @@ BETA = 0.1
 Array = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of a local step: of the rollout of a batch, and of its gradients."""
-
-    rollout: float
-    gradients: float
-
-
-def compare_objectives(comparison: Comparison) -> Ratios:
-    """Print the table of a local step by the number of objectives, with rewards that cost nothing.
+def compare_objectives(recipe_name: str, repeats: int) -> Ratios:
+    """The gradients of a local step of FIRM by the number of objectives, with rewards that cost nothing.
 
     Returns:
         for each M above 1, the time of the gradients of one objective over that of M.
@@ -46,40 +38,24 @@ def compare_objectives(comparison: Comparison) -> Ratios:
     Raises:
         RecipeError: the recipe's method does not train several objectives.
     """
-    import torch
-
     from components.learning.loop import Training
     from components.models.resident import ResidentPolicy
 
-    recipe, device = prepare_process(comparison.recipe)
+    recipe, device = prepare_process(recipe_name)
     config = _multi_objective(recipe.federation)
     resident = ResidentPolicy(recipe.policy, device)
     resident.slot.load(resident.slot.initial_adapter(recipe.seed))
     prompts = list(dict.fromkeys(pair["prompt"] for pair in load_pairs(recipe)))
     prompts = prompts[: recipe.federation.batch_size]
     training = Training(1, len(prompts), recipe.federation.optimizer, recipe.seed)
-    times: dict[int, list[StepTimes]] = {count: [] for count in range(1, MAX_OBJECTIVES + 1)}
-    tokens = 0
-    for repeat in range(comparison.repeats + 1):
-        for count, measured in times.items():
-            step, tokens = _time_step(resident, prompts, config, training, count)
-            if repeat:  # the first one warms up
-                measured.append(step)
-    print(
-        f"\nLocal step with M objectives ({comparison.recipe}: {len(prompts)} completions,"
-        f" {tokens} tokens with their prompts, {torch.get_num_threads()} threads, {device}),"
-        f" median of {comparison.repeats}"
-    )
-    print(f"  {'M':<4}{'rollout s':>12}{'gradients s':>13}{'gradients, ratio to M = 1':>28}")
-    gradients = {count: [step.gradients for step in measured] for count, measured in times.items()}
-    ratios = {}
-    for count, measured in times.items():
-        ratio = median_ratio(gradients[count], gradients[1])
-        rollout = statistics.median(step.rollout for step in measured)
-        print(f"  {count:<4}{rollout:>12.2f}{statistics.median(gradients[count]):>13.2f}{ratio:>28.2f}")
-        if count > 1:
-            ratios[f"objectives/one_against_{count}"] = median_ratio(gradients[1], gradients[count])
-    return ratios
+    calls = {
+        str(count): partial(_time_step, resident, prompts, config, training, count)
+        for count in range(1, MAX_OBJECTIVES + 1)
+    }
+    alternate(calls, 1)  # warms up
+    frame = alternate(calls, repeats)
+    pairs = {f"objectives/one_against_{count}": (str(1), count) for count in calls if count != "1"}
+    return compare(f"Local step ({recipe_name}: {len(prompts)} completions, {device})", frame, pairs)
 
 
 def _multi_objective(config: FederationConfig) -> MultiObjective:
@@ -96,8 +72,8 @@ def _multi_objective(config: FederationConfig) -> MultiObjective:
 
 def _time_step(
     resident: ResidentPolicy, prompts: Sequence[str], config: MultiObjective, training: Training, count: int
-) -> tuple[StepTimes, int]:
-    """Times of a step with so many objectives, and the tokens of its batch."""
+) -> dict[str, float]:
+    """Seconds of the gradients of a step with so many objectives, of its rollout, and its tokens."""
     from components.learning.multi_objective_ppo import MultiObjectivePpo
 
     rewards = {f"objective {index}": _length_reward(index + 3) for index in range(count)}
@@ -107,7 +83,7 @@ def _time_step(
     middle = time.perf_counter()
     ppo.gradients(rollout, advantages, np.arange(len(rollout.rows)))
     end = time.perf_counter()
-    return StepTimes(middle - start, end - middle), int(rollout.lengths.sum())
+    return {"seconds": end - middle, "rollout": middle - start, "tokens": int(rollout.lengths.sum())}
 
 
 def _length_reward(modulus: int) -> RewardFunction:
@@ -119,27 +95,28 @@ def _length_reward(modulus: int) -> RewardFunction:
     return score
 
 
-def compare_solvers(repeats: int) -> Ratios:
-    """Print the table of a solution of MGDA on the faces of the simplex, and by cvxpy.
+def compare_solvers(_: str, repeats: int) -> Ratios:
+    """A solution of MGDA on the faces of the simplex, and by cvxpy.
 
     Returns:
         the speed-up of the faces for each number of objectives, a ratio of medians.
     """
+    import pandas as pd
+
     from components.learning.mgda import solve, solve_with_cvxpy
 
     count = SOLUTIONS_PER_REPEAT * repeats
-    print(f"\nA solution of MGDA, median of {count}")
-    print(f"  {'M':<4}{'faces, ms':>12}{'cvxpy, ms':>12}{'largest difference of a weight':>34}")
-    ratios = {}
+    rows = []
     for objectives in SOLVED_OBJECTIVES:
         vectors = np.random.default_rng(objectives).normal(size=(objectives, 50))
         gram = vectors @ vectors.T
         faces, faces_ms = _time_solver(solve, gram, count)
         cvxpy, cvxpy_ms = _time_solver(solve_with_cvxpy, gram, count)
-        difference = np.abs(faces - cvxpy).max()
-        print(f"  {objectives:<4}{faces_ms:>12.3f}{cvxpy_ms:>12.3f}{difference:>34.1e}")
-        ratios[f"mgda/faces_against_cvxpy_for_{objectives}"] = cvxpy_ms / faces_ms
-    return ratios
+        difference = float(np.abs(faces - cvxpy).max())
+        rows.append((objectives, faces_ms, cvxpy_ms, difference))
+    columns = ["M", "faces, ms", "cvxpy, ms", "largest difference of a weight"]
+    show(f"A solution of MGDA, median of {count}", pd.DataFrame(rows, columns=columns))
+    return {f"mgda/faces_against_cvxpy_for_{count}": cvxpy / faces for count, faces, cvxpy, _ in rows}
 
 
 def _time_solver(solve: Callable[[Array, float], Array], gram: Array, count: int) -> tuple[Array, float]:

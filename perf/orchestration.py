@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.servers import prefect_api
-from perf.comparison import Comparison, Ratios, format_seconds, median_ratio, paired_ratios
+from perf.harness import Ratios, alternate, compare
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from components.config import Recipe
     from components.federation.commits import Commits
     from components.federation.protocol import Federation
     from components.models.store import Adapter
     from components.results import StepRecord
     from tasks.tracking.federate import FederationLog
-
-
-@dataclass
-class RoundTimes:
-    """Seconds of runs of the rounds, in their order.
-
-    Attributes:
-        flow: through the flow.
-        loop: as a loop.
-        work: of single clients, in the runs through the flow.
-    """
-
-    flow: list[float] = field(default_factory=list)
-    loop: list[float] = field(default_factory=list)
-    work: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -62,12 +49,8 @@ class Rounds:
         commits.store.put(self.initial)
         return commits
 
-    def run_flow(self, name: str, run_id: str) -> list[StepRecord]:
-        """Run the rounds as the flow does, logged to an MLflow run.
-
-        Returns:
-            the records of their steps.
-        """
+    def run_flow(self, name: str, run_id: str) -> dict[str, float]:
+        """Run the rounds as the flow does, logged to an MLflow run; gives the median work of a client."""
         from components.federation.clients.context import ClientContexts
         from components.federation.method import method_of
         from components.federation.protocol import ServerState
@@ -87,7 +70,8 @@ class Rounds:
         state = method.start(self.federation, self.recipe.seed)
         transport = PrefectTransport(self.recipe, ClientContexts(commits.store, self.pairs))
         run_rounds(method, state, transport, commits, self.recipe.federation, after_step)
-        return records
+        work = [client.metrics.scalars["seconds"] for record in records for client in record.clients.values()]
+        return {"seconds of a client's work": statistics.median(work)}
 
     def _log(self, run_id: str, commits: Commits) -> FederationLog:
         from tasks.tracking.federate import FederationLog
@@ -103,36 +87,24 @@ class Rounds:
             run_federation(self.recipe, self.federation, self.pairs, self.open_commits(name), trainer)
 
 
-def compare_orchestration(comparison: Comparison, rounds: int) -> Ratios:
-    """Print the times of the rounds through the flow and as a loop.
+def compare_orchestration(recipe_name: str, repeats: int) -> Ratios:
+    """A federated round through the flow (Prefect, MLflow), and as a loop over the same components.
 
-    Args:
-        comparison: recipe and repeats.
-        rounds: of each timed run.
+    Start-up, data and the loading of the model are not timed.
 
     Returns:
         the time of the loop over that of the flow.
     """
     from components.recipes import load_recipe
 
-    overrides = [f"federation.rounds={rounds}", "tracking.experiment=benchmark"]
-    recipe = load_recipe(comparison.recipe, overrides)
+    recipe = load_recipe(recipe_name, ["federation.rounds=1", "tracking.experiment=benchmark"])
     with prefect_api(), tempfile.TemporaryDirectory() as scratch:
-        times = _measure(recipe, Path(scratch), comparison.repeats)
-    ratios = paired_ratios(times.flow, times.loop)
-    print(
-        f"\n{rounds} rounds of {recipe.federation.clients_per_round} clients,"
-        f" {statistics.median(times.work):.1f} s of work per client,"
-        f" {comparison.repeats} runs of each, alternating"
-    )
-    print(f"  flow  {format_seconds(times.flow, 1)}")
-    print(f"  loop  {format_seconds(times.loop, 1)}")
-    overheads = ", ".join(f"{ratio - 1:+.1%}" for ratio in ratios)
-    print(f"  orchestration costs {statistics.median(ratios) - 1:+.1%} (pairs: {overheads})")
-    return {"orchestration/flow_against_bare_loop": median_ratio(times.loop, times.flow)}
+        frame = _measure(recipe, Path(scratch), repeats)
+    title = f"A round of {recipe.federation.clients_per_round} clients of {recipe_name}"
+    return compare(title, frame, {"orchestration/flow_against_bare_loop": ("loop", "flow")})
 
 
-def _measure(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
+def _measure(recipe: Recipe, folder: Path, repeats: int) -> pd.DataFrame:
     """Times of the rounds, measured inside a Prefect flow."""
     from prefect import flow
     from prefect.events.worker import EventsWorker
@@ -144,8 +116,8 @@ def _measure(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
     prepare(recipe.data, recipe.seed, folder / "prepared")
 
     @flow(name="orchestration-costs", persist_result=False)
-    def measure() -> RoundTimes:
-        return _alternate(recipe, folder, repeats)
+    def measure() -> pd.DataFrame:
+        return _time_rounds(recipe, folder, repeats)
 
     times = measure.with_options(task_runner=task_runner(recipe.runtime))()
     APILogWorker.drain_all(timeout=10)
@@ -153,8 +125,7 @@ def _measure(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
     return times
 
 
-def _alternate(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
-    """Run the rounds in both ways, each first in turn."""
+def _time_rounds(recipe: Recipe, folder: Path, repeats: int) -> pd.DataFrame:
     from tasks.flow_runs import current_flow_run
     from tasks.runs import create_run
     from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
@@ -162,19 +133,13 @@ def _alternate(recipe: Recipe, folder: Path, repeats: int) -> RoundTimes:
     run = create_run(recipe, folder / "run")
     open_run_tracking(run, recipe, current_flow_run())
     rounds = _form(recipe, folder)
-    times = RoundTimes()
+    numbers = count()
     with ending(run), phase_tracking(run, recipe.tracking, "federate") as child:
-        for number in range(repeats):
-            for kind in ("flow", "loop") if number % 2 else ("loop", "flow"):
-                start = time.perf_counter()
-                if kind == "loop":
-                    rounds.run_loop(f"loop-{number}")
-                    times.loop.append(time.perf_counter() - start)
-                    continue
-                records = rounds.run_flow(f"flow-{number}", child)
-                times.flow.append(time.perf_counter() - start)
-                times.work += _client_seconds(records)
-    return times
+        calls = {
+            "loop": lambda: rounds.run_loop(f"loop-{next(numbers)}"),
+            "flow": lambda: rounds.run_flow(f"flow-{next(numbers)}", child),
+        }
+        return alternate(calls, repeats)
 
 
 def _form(recipe: Recipe, folder: Path) -> Rounds:
@@ -187,11 +152,3 @@ def _form(recipe: Recipe, folder: Path) -> Rounds:
     federation = form_federation(Run("prepared", folder), recipe, commits)
     initial = commits.store.get(federation.initial)
     return Rounds(recipe, federation, initial, folder / "prepared" / "pairs.parquet", folder)
-
-
-def _client_seconds(records: list[StepRecord]) -> list[float]:
-    """Seconds of work of each client in each step."""
-    seconds: list[float] = []
-    for record in records:
-        seconds += [client.metrics.scalars["seconds"] for client in record.clients.values()]
-    return seconds

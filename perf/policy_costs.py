@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from perf.comparison import (
-    Comparison,
-    Ratios,
-    format_seconds,
-    format_speed_up,
-    load_pairs,
-    median_ratio,
-    prepare_process,
-)
+from perf.harness import Ratios, alternate, compare, load_pairs, prepare_process
 
 if TYPE_CHECKING:
     from components.config import Recipe
     from components.models.policy import Policy
 
 
-def compare_generation(comparison: Comparison) -> Ratios:
-    """Print the times of a server's completions as the project samples them, and in two slower ways.
+def compare_generation(recipe_name: str, repeats: int) -> Ratios:
+    """A server's completions as the project samples them, and in two slower ways.
 
     These are batches of transformers' `generate`, and an adapter that is not merged.
 
@@ -34,40 +26,33 @@ def compare_generation(comparison: Comparison) -> Ratios:
     Raises:
         AssertionError: the completions differ.
     """
-    recipe, device = prepare_process(comparison.recipe)
+    recipe, device = prepare_process(recipe_name)
     policy = _adapted_policy(recipe, device)
     texts = sorted({pair["prompt"] for pair in load_pairs(recipe)})
     prompts = texts[: 2 * recipe.policy.generation_batch_size]
-    ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
-        "continuous": nullcontext,
-        "batches": lambda: _patched("continuous_batch.supports_continuous_batch", lambda model: False),
-        "separate": lambda: _patched("merging.merged_adapter", lambda model: nullcontext()),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    answers = {}
     alignment = recipe.alignment
-    for number in range(comparison.repeats):
-        for name in ways if number % 2 else reversed(ways):
-            start = time.perf_counter()
-            with ways[name]():
-                samples = policy.generate(prompts, recipe.seed, alignment.temperature, alignment.completions)
-            seconds[name].append(time.perf_counter() - start)
-            answers[name] = [sample.ids for row in samples for sample in row]
-    if any(ids != answers["continuous"] for ids in answers.values()):
-        raise AssertionError("all ways must give the same completions")
-    tokens = sum(map(len, answers["continuous"]))
-    print(
-        f"\nCompletions ({comparison.recipe}: {len(prompts)} prompts, {alignment.completions} completions of"
-        f" each, {tokens} tokens, {device})"
-    )
-    for name, times in seconds.items():
-        print(f"  {name:<11} {format_seconds(times, 2)}, {tokens / min(times):.0f} tokens/s at best")
-    for name in ("batches", "separate"):
-        print(f"  continuous against {name}: {format_speed_up(seconds[name], seconds['continuous'])}")
-    return {
-        "generation/continuous_against_batches": median_ratio(seconds["batches"], seconds["continuous"]),
-        "generation/merged_against_separate": median_ratio(seconds["separate"], seconds["continuous"]),
+    answers: list[list[tuple[int, ...]]] = []
+
+    def sample(way: AbstractContextManager[object]) -> None:
+        with way:
+            samples = policy.generate(prompts, recipe.seed, alignment.temperature, alignment.completions)
+        answers.append([sample.ids for row in samples for sample in row])
+
+    ways: dict[str, AbstractContextManager[object]] = {
+        "continuous": nullcontext(),
+        "batches": _patched("continuous_batch.supports_continuous_batch", lambda model: False),
+        "separate": _patched("merging.merged_adapter", lambda model: nullcontext()),
     }
+    frame = alternate({name: partial(sample, way) for name, way in ways.items()}, repeats)
+    if any(ids != answers[0] for ids in answers):
+        raise AssertionError("all ways must give the same completions")
+    frame["tokens/s"] = sum(map(len, answers[0])) / frame["seconds"]
+    pairs = {
+        "generation/continuous_against_batches": ("batches", "continuous"),
+        "generation/merged_against_separate": ("separate", "continuous"),
+    }
+    size = f"{len(prompts)} prompts, {alignment.completions} completions of each, {device}"
+    return compare(f"Completions ({recipe_name}: {size})", frame, pairs)
 
 
 def _adapted_policy(recipe: Recipe, device: str) -> Policy:

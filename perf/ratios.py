@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from components.config import UserError
-from perf.comparison import Ratios
+from perf.harness import Ratios
 
 MIN_EARLIER = 3
 """Earlier runs without which a ratio is not judged."""

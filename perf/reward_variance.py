@@ -26,7 +26,7 @@ from components.config import Recipe, RecipeError
 from components.data.records import choose_prompts
 from components.federation.multi_objective import MultiObjectiveMethod
 from components.seeding import derive
-from perf.comparison import prepare_process
+from perf.harness import prepare_process
 
 if TYPE_CHECKING:
     from components.models.rewards.reward_section import RewardFunction

@@ -1,28 +1,30 @@
-"""Costs of the selector: its training step at the answer slot, and several selectors in one batch."""
+"""The selector's training step, in ways to compute its logits and in ways that threads wait.
+
+Each way runs in a process of its own, so that it has a peak memory of its own. The share of the GEMM
+rate is that of the step's matrix products and attention, against one large product in the same process.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from components.paths import PACKAGE
-from perf.comparison import (
-    Comparison,
+from components.environment import SPIN
+from perf.harness import (
     Ratios,
+    alternate,
+    compare,
     flop_counter,
-    format_speed_up,
     gemm_gigaflops,
+    in_process,
     load_pairs,
-    median_ratio,
     prepare_process,
 )
 
@@ -42,85 +44,66 @@ time as a training does and in one; the rows of the head alone; and all logits."
 STEPS = 10
 WARM_UP = 2
 """Steps that are not part of the median."""
+WAITING = {
+    "asleep": {"OMP_WAIT_POLICY": "PASSIVE"},
+    "short-spin": SPIN,
+    "long-spin": {"GOMP_SPINCOUNT": "300000"},
+}
+"""Threads that sleep at once, spin as the project sets, and spin as long as by libgomp's default."""
 
 
-@dataclass(frozen=True)
-class StepCost:
-    """Cost of a training step.
-
-    Attributes:
-        seconds: median.
-        peak_mb: peak memory above that of the loaded model (MB).
-        rows: rows of the step.
-        tokens: tokens of the step.
-        gigaflops: 10^9 floating-point operations of the step, of matrix products and attention.
-        peak_gigaflops: rate of a large fp32 matrix product in the same process (10^9 per second).
-        threads: threads of a CPU operation.
-        device: where it ran.
-    """
-
-    seconds: float
-    peak_mb: float
-    rows: int
-    tokens: int
-    gigaflops: float
-    peak_gigaflops: float
-    threads: int
-    device: str
-
-
-def compare_steps(comparison: Comparison) -> Ratios:
-    """Print the table of the selector's training step against the step with all logits.
+def compare_steps(recipe: str, repeats: int) -> Ratios:
+    """A training step of the selector against the same step with all logits.
 
     Returns:
         the speed-ups, and the share of the GEMM rate that a training step reaches.
     """
-    costs: dict[str, list[StepCost]] = {arm: [] for arm in ARMS}
-    for _ in range(comparison.repeats):
-        for arm in ARMS:
-            costs[arm].append(measure_arm(comparison.recipe, arm))
-    shape = costs[ONE_POSITION][0]
-    print(
-        f"\nSelector training step ({comparison.recipe}: {shape.rows} rows, {shape.tokens} tokens,"
-        f" {shape.threads} threads, {shape.device}), median of {comparison.repeats}"
-    )
-    columns = f"{'s/step':>10}{'tokens/s':>12}{'GFLOP/s':>12}{'of GEMM':>10}"
-    print(f"  {'':<14}{columns}{'peak MB above the loaded model':>34}")
-    for arm in ARMS:
-        seconds = statistics.median(cost.seconds for cost in costs[arm])
-        rate = statistics.median(cost.gigaflops / cost.seconds for cost in costs[arm])
-        share = _share_of_gemm(costs[arm])
-        peak = statistics.median(cost.peak_mb for cost in costs[arm])
-        figures = f"{seconds:>10.3f}{shape.tokens / seconds:>12.0f}{rate:>12.0f}{share:>10.0%}"
-        print(f"  {arm:<14}{figures}{peak:>34.0f}")
-    times = {arm: [cost.seconds for cost in costs[arm]] for arm in ARMS}
-    ratios = {"selector_step/share_of_gemm": _share_of_gemm(costs[CONCURRENT])}
-    for fast, slow in ((CONCURRENT, ONE_POSITION), (ONE_POSITION, TWO_ROWS), (ONE_POSITION, FULL_LOGITS)):
-        print(f"  {fast} against {slow}: {format_speed_up(times[slow], times[fast])}")
-        name = f"selector_step/{fast}_against_{slow}".replace("-", "_")
-        ratios[name] = median_ratio(times[slow], times[fast])
-    return ratios
+    frame = alternate({arm: partial(in_process, time_step, recipe, arm) for arm in ARMS}, repeats)
+    pairs = ((ONE_POSITION, CONCURRENT), (TWO_ROWS, ONE_POSITION), (FULL_LOGITS, ONE_POSITION))
+    named = {f"selector_step/{fast}_against_{slow}".replace("-", "_"): (slow, fast) for slow, fast in pairs}
+    share = frame[frame["name"] == CONCURRENT]["share of GEMM"].median()
+    return {"selector_step/share_of_gemm": share} | compare(f"Selector step of {recipe}", frame, named)
 
 
-def _share_of_gemm(costs: Sequence[StepCost]) -> float:
-    return statistics.median(cost.gigaflops / cost.seconds / cost.peak_gigaflops for cost in costs)
+def compare_waiting(recipe: str, repeats: int) -> Ratios:
+    """A selector step by how threads wait for each other, alone and beside a busy process.
+
+    A step in one part waits after every operation. A step in concurrent parts has one thread for
+    each, and does not wait on two cores.
+
+    Returns:
+        how many times faster the project's setting is than each other one.
+    """
+    measured: Ratios = {}
+    for arm in (ONE_POSITION, CONCURRENT):
+        calls = {
+            name: partial(in_process, time_step, recipe, arm, variables=variables)
+            for name, variables in WAITING.items()
+        }
+        for place, load in (("alone", nullcontext), ("beside-a-busy-process", busy_process)):
+            with load():
+                frame = alternate(calls, repeats)
+            names = {
+                f"waiting/{arm}/{place}/short_spin_against_{name}": (name, "short-spin")
+                for name in ("asleep", "long-spin")
+            }
+            measured |= compare(f"Selector step ({arm}) of {recipe}, {place}", frame, names)
+    return measured
 
 
-def measure_arm(recipe: str, arm: str, variables: Mapping[str, str] | None = None) -> StepCost:
-    """Run time_step in a process of its own, with more environment variables."""
-    done = subprocess.run(
-        [sys.executable, "-m", "perf.costs", "--recipe", recipe, "--arm", arm],
-        cwd=PACKAGE,
-        env=os.environ | (variables or {}),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    return StepCost(**json.loads(done.stdout.splitlines()[-1]))
+@contextmanager
+def busy_process() -> Iterator[None]:
+    """A process that uses one core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
-def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
-    """The fields of a StepCost, measured in this process."""
+def time_step(recipe_name: str, arm: str) -> dict[str, float]:
+    """The cost of a training step: the median of its seconds, and memory above the loaded model."""
     import numpy as np
     import torch
 
@@ -157,20 +140,22 @@ def time_step(recipe_name: str, arm: str) -> dict[str, Any]:
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = _resident_mb() - before
-    peak_gigaflops = gemm_gigaflops(device)
+    best = gemm_gigaflops(device)
     with flop_counter() as counter:  # it counts the operations of its own thread
         step(parts=1)
-    cost = StepCost(
-        seconds=statistics.median(seconds[WARM_UP:]),
-        peak_mb=peak,
-        rows=len(rows),
-        tokens=sum(map(len, rows)),
-        gigaflops=counter.get_total_flops() / 1e9,
-        peak_gigaflops=peak_gigaflops,
-        threads=torch.get_num_threads(),
-        device=device,
-    )
-    return asdict(cost)
+    gigaflops = counter.get_total_flops() / 1e9
+    median = statistics.median(seconds[WARM_UP:])
+    tokens = sum(map(len, rows))
+    return {
+        "seconds": median,
+        "rows": len(rows),
+        "tokens": tokens,
+        "tokens/s": tokens / median,
+        "GFLOP": gigaflops,
+        "share of GEMM": gigaflops / median / best,
+        "peak MB": peak,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -1,15 +1,28 @@
-"""A round of FedBis against Flower, and a client of FedDPO against a trainer of TRL."""
+"""The project beside Flower and TRL, on equal work.
+
+1. A round of FedBis through the flow (Prefect's tasks, commits, MLflow logging), against a Flower app
+   that loads the model for each message and computes all logits, and against the same app with a
+   cached model that computes two rows of the head at the answer position.
+2. A client of FedDPO with the resident model, against a new DPOTrainer of TRL that loads the model.
+
+The peers run in an environment of their own, which the first call installs from PyPI
+(requirements.txt). All programs read the same token rows, minibatches and initial adapter, and their
+first losses must be equal. Each runs in a process of its own, in turn; start-up, data and the first
+round or client are not timed. The recipe's dropout is switched off, and the processor is used.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from components.config import Recipe, UserError
-from perf.comparison import Comparison, Ratios, format_seconds, format_speed_up, median_ratio
+from perf.harness import Ratios, compare, in_process, last_line
 from perf.peers.environment import SCRIPTS, peer_variables, peers_python
 from perf.peers.exchange import load_peer_recipe, prepared_folder, write_exchange
-from perf.peers.runs import OURS, Measurements, Program, alternate, largest_difference, own_program
+from perf.peers.own import time_clients, time_rounds
+from perf.peers.runs import OURS, Program, alternate
 
 FLOWER = "flower"
 TUNED = "flower-tuned"
@@ -21,11 +34,12 @@ FEDDPO = ("federation.method=feddpo", "federation.batch_size=1", "federation.opt
 RUN_FLOWER = "import flower_app; flower_app.main()"
 
 
-def compare_flower(comparison: Comparison, rounds: int = 1, clients_at_once: int = 1) -> Ratios:
+def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: int = 1) -> Ratios:
     """Print the times of a round of FedBis through the flow and in Flower, plain and tuned.
 
     Args:
-        comparison: recipe and repeats.
+        name: of the recipe.
+        repeats: runs of each program.
         rounds: timed rounds of a run, after one that is not timed.
         clients_at_once: clients of all programs that train concurrently, with an even share of the
             cores; Flower's default of two cores per client is 1 on two cores.
@@ -47,10 +61,10 @@ def compare_flower(comparison: Comparison, rounds: int = 1, clients_at_once: int
             " per core."
         )
     overrides = [f"federation.rounds={rounds + 1}", f"runtime.cpu_workers={clients_at_once}"]
-    recipe = load_peer_recipe(comparison.recipe, overrides)
+    recipe = load_peer_recipe(name, overrides)
     if recipe.federation.method != "fedbis":
         raise UserError(
-            f"federation.method of the recipe '{comparison.recipe}' is '{recipe.federation.method}', but the"
+            f"federation.method of the recipe '{name}' is '{recipe.federation.method}', but the"
             " Flower app trains the selector of fedbis: choose a recipe such as summarization/demo."
         )
     python = peers_python()
@@ -58,18 +72,16 @@ def compare_flower(comparison: Comparison, rounds: int = 1, clients_at_once: int
         folder = Path(scratch)
         prepare(recipe.data, recipe.seed, prepared_folder(folder))
         write_exchange(recipe, folder)
-        programs = {
-            OURS: own_program("rounds", folder),
+        programs: dict[str, Program] = {
+            OURS: partial(in_process, time_rounds, folder),
             FLOWER: _flower_program(python, folder, clients_at_once),
             TUNED: _flower_program(python, folder, clients_at_once, "--tuned"),
         }
-        measured = alternate(programs, comparison.repeats)
+        frame = alternate(programs, repeats)
     clients = recipe.federation.clients_per_round
-    print(
-        f"\nA round of {clients} clients, {clients_at_once} at once"
-        f" ({_describe(comparison.recipe, recipe)}; median of {rounds})"
-    )
-    return _print_table(measured, "round")
+    title = f"A round of {clients} clients, {clients_at_once} at a time"
+    pairs = {f"peers/round_against_{peer.replace('-', '_')}": (peer, OURS) for peer in (FLOWER, TUNED)}
+    return compare(f"{title} ({_describe(name, recipe)})", frame, pairs)
 
 
 def _flower_program(python: Path, folder: Path, clients_at_once: int, *arguments: str) -> Program:
@@ -77,14 +89,15 @@ def _flower_program(python: Path, folder: Path, clients_at_once: int, *arguments
 
     command = [str(python), "-c", RUN_FLOWER, str(folder), "--cores", str(available_cores())]
     command += ["--clients-at-once", str(clients_at_once), *arguments]
-    return Program(command, peer_variables(), folder)
+    return partial(last_line, "flower", command, peer_variables(), folder)
 
 
-def compare_trl(comparison: Comparison) -> Ratios:
+def compare_trl(name: str, repeats: int) -> Ratios:
     """Print the times of a client of FedDPO with the resident model, and with a new DPOTrainer.
 
     Args:
-        comparison: recipe, whose method and batch size are replaced if it is not feddpo, and repeats.
+        name: of the recipe, whose method and batch size are replaced if it is not feddpo.
+        repeats: runs of each program.
 
     Returns:
         the speed-up.
@@ -96,7 +109,7 @@ def compare_trl(comparison: Comparison) -> Ratios:
     from components.data.prepare import prepare
     from tasks.devices import available_cores
 
-    recipe = load_feddpo_recipe(comparison.recipe)
+    recipe = load_feddpo_recipe(name)
     python = peers_python()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -104,11 +117,13 @@ def compare_trl(comparison: Comparison) -> Ratios:
         write_exchange(recipe, folder, CLIENTS)
         threads = str(recipe.runtime.torch_threads or available_cores())
         command = [str(python), str(SCRIPTS / "trl_client.py"), str(folder), "--threads", threads]
-        programs = {OURS: own_program("clients", folder), TRL: Program(command, peer_variables(), folder)}
-        measured = alternate(programs, comparison.repeats)
-    timed = len(measured[OURS].work) - 1
-    print(f"\nA client ({_describe(comparison.recipe, recipe)}; median of {timed})")
-    return _print_table(measured, "client")
+        programs: dict[str, Program] = {
+            OURS: partial(in_process, time_clients, folder),
+            TRL: partial(last_line, TRL, command, peer_variables(), folder),
+        }
+        frame = alternate(programs, repeats)
+    pairs = {"peers/client_against_trl": (TRL, OURS)}
+    return compare(f"A client, one at a time ({_describe(name, recipe)})", frame, pairs)
 
 
 def load_feddpo_recipe(name: str) -> Recipe:
@@ -136,19 +151,3 @@ def _describe(name: str, recipe: Recipe) -> str:
         f"{name}: {federation.method}, {federation.local_steps} steps of {federation.batch_size} rows;"
         f" {available_cores()} cores"
     )
-
-
-def _print_table(measured: dict[str, Measurements], unit: str) -> Ratios:
-    """Print the times of all programs, and the project's speed-up against each peer."""
-    ours = measured[OURS]
-    for name, measurements in measured.items():
-        print(f"  {name:<14} {format_seconds(measurements.seconds, 1)}")
-    ratios = {}
-    for name, peer in measured.items():
-        if name == OURS:
-            continue
-        print(f"  {OURS} against {name}: {format_speed_up(peer.seconds, ours.seconds)}")
-        first, last = largest_difference(ours.work, peer.work)
-        print(f"    largest difference of losses: {first:.1e} in first steps, {last:.1e} in last steps")
-        ratios[f"peers/{unit}_against_{name.replace('-', '_')}"] = median_ratio(peer.seconds, ours.seconds)
-    return ratios

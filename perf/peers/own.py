@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from components.results import Metrics, StepRecord
 
 
-def time_rounds(folder: Path) -> list[TimedWork]:
+def time_rounds(folder: str) -> list[dict[str, Any]]:
     """Run the rounds of an exchange folder as the flow does: Prefect's tasks, commits, MLflow logging.
 
     Start-up, data and the loading of the resident model are not timed.
     """
     with prefect_api(), tempfile.TemporaryDirectory() as scratch:
-        return _measure_rounds(folder, Path(scratch))
+        return [asdict(work) for work in _measure_rounds(Path(folder), Path(scratch))]
 
 
 def _measure_rounds(folder: Path, scratch: Path) -> list[TimedWork]:
@@ -91,7 +92,7 @@ def _time_steps(recipe: Recipe, folder: Path, federation: Path, run_id: str) -> 
     ]
 
 
-def time_clients(folder: Path) -> list[TimedWork]:
+def time_clients(name: str) -> list[dict[str, Any]]:
     """Do the jobs of the first round in exchange.json, one after the other, with a resident model.
 
     Each client reads and encodes its rows, computes the reference of those that it draws, trains, and
@@ -103,6 +104,7 @@ def time_clients(folder: Path) -> list[TimedWork]:
     from components.recipes import load_recipe
     from tasks.devices import set_threads
 
+    folder = Path(name)
     recipe = load_recipe(str(folder / "recipe.yaml"))
     set_threads(recipe.runtime)
     trainer = build_trainer(recipe, "cpu")
@@ -116,7 +118,7 @@ def time_clients(folder: Path) -> list[TimedWork]:
             start = time.perf_counter()
             update = run_job(job, trainer, contexts)
             work.append(TimedWork(time.perf_counter() - start, {job.client: _losses(update.metrics)}))
-    return work
+    return [asdict(part) for part in work]
 
 
 def _losses(metrics: Metrics) -> tuple[float, float]:

@@ -1,18 +1,18 @@
-"""Timed runs of the project and of peers, each in a process of its own, and their comparison."""
+"""Timed work of the project and of peers, and its comparison."""
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from components.config import UserError
-from components.paths import PACKAGE
+from perf import harness
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OURS = "fed-rlhf"
 TOLERANCE = 1e-3
@@ -32,92 +32,54 @@ class TimedWork:
     losses: dict[str, tuple[float, float]]
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program that does the work of an exchange folder, and prints its times as JSON.
-
-    Attributes:
-        command: with its arguments.
-        variables: its environment; None takes that of this process.
-        folder: working folder.
-    """
-
-    command: Sequence[str]
-    variables: Mapping[str, str] | None = None
-    folder: Path = PACKAGE
+Program = Callable[[], Any]
+"""Does the work in a process of its own, and gives the JSON of its TimedWork."""
 
 
-@dataclass
-class Measurements:
-    """What was measured of one program.
-
-    Attributes:
-        seconds: of each run, the median of its rounds or clients without the first one.
-        work: of the last run.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    work: list[TimedWork] = field(default_factory=list)
-
-
-def own_program(kind: str, folder: Path) -> Program:
-    """The project's own work on an exchange folder; `kind` is that of `python -m perf.peers --measure`."""
-    command = [sys.executable, "-m", "perf.peers", "--measure", kind, "--exchange", str(folder)]
-    return Program(command)
-
-
-def run_program(name: str, program: Program) -> list[TimedWork]:
-    """Run a program, and read the last line of its output.
+def parse_work(name: str, items: Any) -> list[TimedWork]:
+    """The work of the JSON that a program printed.
 
     Raises:
-        UserError: it fails, or has no such line.
+        UserError: it has another form.
     """
-    done = subprocess.run(
-        program.command,
-        env=dict(os.environ if program.variables is None else program.variables),
-        cwd=program.folder,
-        capture_output=True,
-        text=True,
-    )
     try:
-        if done.returncode == 0:
-            return [parse_work(item) for item in json.loads(done.stdout.strip().splitlines()[-1])]
-        lines = done.stderr.strip().splitlines()
-    except (ValueError, KeyError, TypeError, IndexError):
-        lines = ["its last line is not the JSON of its times"]
-    reason = lines[-1] if lines else f"exit status {done.returncode}"
-    raise UserError(f"{name} could not be measured: {reason}")
+        work = []
+        for item in items:
+            losses = {client: (first, last) for client, (first, last) in item["losses"].items()}
+            work.append(TimedWork(float(item["seconds"]), losses))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UserError(f"{name} could not be measured: its last line is not the JSON of its times") from None
+    return work
 
 
-def parse_work(item: Mapping[str, object]) -> TimedWork:
-    """A TimedWork of the JSON that programs print."""
-    seconds, losses = item["seconds"], item["losses"]
-    if not isinstance(seconds, float) or not isinstance(losses, Mapping):
-        raise TypeError("seconds are a number, and losses are by client")
-    return TimedWork(seconds, {str(name): (float(pair[0]), float(pair[1])) for name, pair in losses.items()})
-
-
-def alternate(programs: dict[str, Program], repeats: int) -> dict[str, Measurements]:
-    """Run all programs in turn, in one order and then in the other.
+def alternate(programs: Mapping[str, Program], repeats: int) -> pd.DataFrame:
+    """Run all programs in turn; see harness.alternate.
 
     Args:
         programs: by name; the first is the project's, whose losses the others must have.
         repeats: runs of each program.
 
+    Returns:
+        the median seconds of each run's rounds or clients without the first one, and the largest
+        differences of its losses from the project's in the same repeat.
+
     Raises:
         UserError: a program fails.
         AssertionError: a peer does other work.
     """
-    measured = {name: Measurements() for name in programs}
-    for number in range(repeats):
-        for name in reversed(programs) if number % 2 else programs:
-            work = run_program(name, programs[name])
-            measured[name].seconds.append(statistics.median(part.seconds for part in work[1:]))
-            measured[name].work = work
-        ours, *peers = programs
-        for name in peers:
-            require_equal_work(name, measured[ours].work, measured[name].work)
-    return measured
+
+    def timed(name: str) -> dict[str, Any]:
+        work = parse_work(name, programs[name]())
+        return {"seconds": statistics.median(part.seconds for part in work[1:]), "work": work}
+
+    frame = harness.alternate({name: partial(timed, name) for name in programs}, repeats)
+    ours = frame[frame["name"] == OURS].set_index("repeat")["work"]
+    for row in frame.itertuples():
+        require_equal_work(row.name, ours[row.repeat], row.work)
+    differences = [largest_difference(ours[row.repeat], row.work) for row in frame.itertuples()]
+    columns = ["loss difference, first steps", "loss difference, last steps"]
+    frame[columns] = differences
+    return frame.drop(columns="work")
 
 
 def require_equal_work(name: str, ours: Sequence[TimedWork], peers: Sequence[TimedWork]) -> None:

@@ -6,16 +6,15 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
 from components.config import UserError
 from components.paths import PACKAGE
-from perf.comparison import Comparison
-from perf.peers import __main__ as command
+from perf import commands
+from perf.__main__ import main
 from perf.peers import comparisons, environment, exchange, own, runs
-from perf.peers.runs import OURS, Program, TimedWork
+from perf.peers.runs import OURS, TimedWork
 
 
 @pytest.fixture(autouse=True)
@@ -53,17 +52,6 @@ def read(folder):
 
 def read_pins(path):
     return dict(re.findall(r"^([\w.-]+)(?:\[\w+\])?==(\S+)$", path.read_text(), re.MULTILINE))
-
-
-@pytest.fixture
-def echo(tmp_path):
-    """A maker of programs that print a line."""
-
-    def make(line, status=0):
-        code = f"import sys; print({line!r}); print('a reason', file=sys.stderr); sys.exit({status})"
-        return Program([sys.executable, "-c", code], folder=tmp_path)
-
-    return make
 
 
 def test_the_exchange_of_a_selector_has_labeled_rows_and_minibatches(selector_folder):
@@ -114,8 +102,8 @@ def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
 
     content = read(policy_folder)
     peers = [trl_client.train_client(policy_folder, content, job) for job in content["rounds"][0]]
-    ours = own.time_clients(policy_folder)
-    work = [runs.parse_work(item) for item in peers]
+    ours = runs.parse_work("ours", own.time_clients(policy_folder))
+    work = runs.parse_work("trl", peers)
     runs.require_equal_work("trl", ours, work)
     first, last = runs.largest_difference(ours, work)
     assert first < 1e-5
@@ -136,7 +124,7 @@ def test_a_client_of_the_flower_app_has_the_losses_of_the_project(selector_folde
     for job, part in zip(content["rounds"][0], own.time_clients(selector_folder), strict=True):
         set_peft_model_state_dict(model, load_file(selector_folder / "adapter.safetensors"))
         losses = flower_app.train_locally(model, content, job, tuned)
-        assert losses[0] == pytest.approx(part.losses[job["client"]][0], abs=1e-5)
+        assert losses[0] == pytest.approx(part["losses"][job["client"]][0], abs=1e-5)
 
 
 @pytest.mark.parametrize("script", sorted(environment.SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
@@ -200,34 +188,33 @@ def test_peers_run_without_telemetry_and_do_not_see_the_project(monkeypatch):
     assert variables["PYTHONPATH"] == str(environment.SCRIPTS)
 
 
-def test_runs_alternate_and_the_first_work_of_a_run_is_not_timed(monkeypatch):
+def work_of(seconds, loss=0.7):
+    return {"seconds": seconds, "losses": {"ada": [loss, 0.6]}}
+
+
+def test_runs_alternate_and_the_first_work_of_a_run_is_not_timed():
     order = []
     seconds = {OURS: [9.0, 2.0, 2.0], "flower": [9.0, 6.0, 4.0]}
 
-    def run(name, program):
+    def program(name):
         order.append(name)
-        return [TimedWork(value, {"ada": (0.7, 0.6)}) for value in seconds[name]]
+        return [work_of(value, 0.7 if name == OURS else 0.7005) for value in seconds[name]]
 
-    monkeypatch.setattr(runs, "run_program", run)
-    programs = {OURS: Program([]), "flower": Program([])}
-    measured = runs.alternate(programs, 2)
+    frame = runs.alternate({name: lambda name=name: program(name) for name in seconds}, 2)
     assert order == [OURS, "flower", "flower", OURS]
-    assert measured[OURS].seconds == [2.0, 2.0]
-    assert measured["flower"].seconds == [5.0, 5.0]
+    assert frame["seconds"].tolist() == [2.0, 5.0, 5.0, 2.0]
+    assert frame["loss difference, first steps"].tolist() == pytest.approx([0, 0.0005, 0.0005, 0])
+    assert not frame["loss difference, last steps"].any()
 
 
-def test_the_table_gives_the_ratio_against_each_peer(capsys):
-    work = [TimedWork(1.0, {"ada": (0.7, 0.6)})]
-    measured = {
-        OURS: runs.Measurements([2.0, 4.0, 2.0], work),
-        "flower": runs.Measurements([6.0, 8.0, 4.0], work),
-        "flower-tuned": runs.Measurements([2.0, 6.0, 3.0], work),
+def test_a_peer_that_does_other_work_in_a_repeat_is_an_error():
+    losses = iter([0.7, 0.8])
+    programs = {
+        OURS: lambda: [work_of(1.0), work_of(1.0)],
+        "trl": lambda: [work_of(1.0), work_of(1.0, next(losses))],
     }
-    ratios = comparisons._print_table(measured, "round")
-    assert ratios == {"peers/round_against_flower": 2.0, "peers/round_against_flower_tuned": 1.5}
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == list(measured)
-    assert "fed-rlhf against flower: speed-up 2.00x (pairs: 3.00, 2.00, 2.00)" in lines[3]
+    with pytest.raises(AssertionError, match="trl must do the work of fed-rlhf"):
+        runs.alternate(programs, 2)
 
 
 @pytest.mark.parametrize("peer", [{"ada": (0.702, 0.6)}, {"ada": (float("nan"), 0.6)}, {"bea": (0.7, 0.6)}])
@@ -238,18 +225,16 @@ def test_other_work_of_a_peer_is_an_error(peer):
         runs.require_equal_work("trl", ours, [TimedWork(2.0, peer)])
 
 
-def test_the_last_line_of_a_program_is_read(echo):
-    work = runs.run_program("trl", echo('[{"seconds": 1.5, "losses": {"ada": [0.7, 0.6]}}]'))
-    assert work == [TimedWork(1.5, {"ada": (0.7, 0.6)})]
+def test_the_json_of_a_program_is_its_work():
+    assert runs.parse_work("trl", [work_of(1.5)]) == [TimedWork(1.5, {"ada": (0.7, 0.6)})]
 
 
 @pytest.mark.parametrize(
-    ("line", "status", "message"),
-    [("", 3, "trl could not be measured: a reason"), ("no JSON", 0, "not the JSON of its times")],
+    "items", [{"a": 1}, [{"seconds": 1.0}], 3, [{"seconds": 1.0, "losses": {"ada": [1]}}]]
 )
-def test_a_program_that_fails_is_a_clear_error(echo, line, status, message):
-    with pytest.raises(UserError, match=message):
-        runs.run_program("trl", echo(line, status))
+def test_other_json_is_a_clear_error(items):
+    with pytest.raises(UserError, match="trl could not be measured: its last line is not the JSON"):
+        runs.parse_work("trl", items)
 
 
 def test_a_recipe_with_an_optimizer_that_peers_do_not_have_is_refused(monkeypatch, capsys, tmp_path):
@@ -257,28 +242,40 @@ def test_a_recipe_with_an_optimizer_that_peers_do_not_have_is_refused(monkeypatc
 
     path = tmp_path / "sgd.yaml"
     path.write_text(dump_recipe(load_recipe("debug", ["federation.optimizer.name=sgd"])))
-    assert command.main(["--beside-others", "--recipe", str(path)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["peers", "--beside-others", "--recipe", str(path)])
     assert "expected adamw with a constant scheduler" in capsys.readouterr().err
 
 
 def test_a_recipe_of_another_method_is_refused_for_flower():
     with pytest.raises(UserError, match="federation.method of the recipe 'reasoning/demo' is 'drift'"):
-        comparisons.compare_flower(Comparison("reasoning/demo", 1))
+        comparisons.compare_flower("reasoning/demo", 1)
 
 
 def test_more_clients_at_once_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr("tasks.devices.available_cores", lambda: 2)
     with pytest.raises(UserError, match="3 clients cannot train at once on 2 cores"):
-        comparisons.compare_flower(Comparison("debug", 1), clients_at_once=3)
+        comparisons.compare_flower("debug", 1, clients_at_once=3)
 
 
-def test_nothing_is_measured_beside_other_work(monkeypatch, capsys):
+def test_one_client_at_a_time_is_measured_beside_two(monkeypatch):
+    measured = []
+    monkeypatch.setattr(commands, "compare_flower", lambda *arguments: measured.append(arguments))
+    monkeypatch.setattr(commands, "compare_trl", lambda *arguments: measured.append(arguments))
+    with pytest.raises(SystemExit, match="0"):
+        main(["peers", "--beside-others", "--recipe", "debug", "--pairs", "2"])
+    assert measured == [("debug", 2, 1, 1), ("debug", 2, 1, 2), ("debug", 2)]
+
+
+def test_no_peers_are_measured_beside_other_work(monkeypatch, capsys):
     monkeypatch.setattr("os.getloadavg", lambda: (1.4, 0.0, 0.0))
-    assert command.main([]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["peers"])
     assert "load average is 1.40" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--rounds", "--pairs", "--clients-at-once"])
 def test_no_repetitions_are_refused(option, capsys):
-    assert command.main([option, "0"]) == 2
-    assert "at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["peers", option, "0"])
+    assert option in capsys.readouterr().err

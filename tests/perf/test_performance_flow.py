@@ -57,9 +57,7 @@ def read_table(link):
 def nights(place, idle):
     """Four runs with a scripted ratio, of which the first also measures for real."""
     speeds = iter(SPEEDS)
-    idle.setitem(
-        nightly.MEASUREMENTS, "scripted", lambda comparison: {"scripted/new_against_old": next(speeds)}
-    )
+    idle.setitem(nightly.MEASUREMENTS, "scripted", lambda *_: {"scripted/new_against_old": next(speeds)})
     runs = []
     for number in range(len(SPEEDS)):
         names = ["mgda", "scripted"] if number == 0 else ["scripted"]
@@ -161,7 +159,7 @@ def test_the_default_measurements_exist():
 @pytest.mark.parametrize(
     ("names", "pairs", "message"),
     [
-        (["speed"], 3, "unknown measurements: speed; choose from selector-step, generation"),
+        (["speed"], 3, "unknown measurements: speed; choose from selector-step, waiting, generation"),
         ([], 3, "there are no measurements"),
         (None, 0, "pairs is 0, expected at least 1"),
     ],

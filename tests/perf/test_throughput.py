@@ -9,7 +9,7 @@ from components.config import LoraConfig
 from components.models.adapters import attach_lora
 from components.models.backbone import find_active_dropout
 from perf import throughput
-from perf.comparison import flop_counter
+from perf.harness import flop_counter
 from perf.throughput import Step
 
 TINY = {

@@ -1,0 +1,77 @@
+"""The commands of `python -m perf`; see perf/__main__.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import typer
+
+from perf.harness import Ratios, check_load
+from perf.objective_costs import compare_objectives, compare_solvers
+from perf.orchestration import compare_orchestration
+from perf.peers.comparisons import compare_flower, compare_trl
+from perf.policy_costs import compare_generation
+from perf.selector_costs import compare_steps, compare_waiting
+from tasks.devices import available_cores
+
+Measurement = Callable[[str, int], Ratios]
+"""Of a recipe's name, and the number of timed runs of each kind."""
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "selector-step": compare_steps,
+    "waiting": compare_waiting,
+    "generation": compare_generation,
+    "orchestration": compare_orchestration,
+    "objectives": compare_objectives,
+    "mgda": compare_solvers,
+}
+"""What the flow benchmark/performance measures, too; `objectives` needs a recipe of several."""
+
+RecipeName = Annotated[str, typer.Option("--recipe", help="Name or path of a recipe.")]
+Pairs = Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")]
+BesideOthers = Annotated[bool, typer.Option("--beside-others", help="Measure beside other work, too.")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Benchmarks of time and memory, as tables.",
+)
+
+
+def _add(name: str, measure: Measurement) -> None:
+    recipe_name = "multi-objective/demo" if name == "objectives" else "summarization/demo"
+
+    @app.command(name, help=(measure.__doc__ or "").partition("\n\n")[0])
+    def run(recipe: RecipeName = recipe_name, pairs: Pairs = 3, beside_others: BesideOthers = False) -> None:
+        if not beside_others:
+            check_load()
+        measure(recipe, pairs)
+
+
+for _name, _measure in MEASUREMENTS.items():
+    _add(_name, _measure)
+
+
+@app.command()
+def peers(
+    recipe: RecipeName = "summarization/demo",
+    pairs: Pairs = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of a run.")] = 1,
+    clients_at_once: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Clients of a round that train concurrently; by default 1, and then 2."),
+    ] = None,
+    only: Annotated[Literal["flower", "trl"] | None, typer.Option(help="Compare with one of them.")] = None,
+    beside_others: BesideOthers = False,
+) -> None:
+    """A round of FedBis beside Flower, and a client of FedDPO beside TRL, on equal work."""
+    if not beside_others:
+        check_load()
+    if only != "trl":
+        for number in clients_at_once or (1, 2)[: available_cores()]:
+            compare_flower(recipe, pairs, rounds, number)
+    if only != "flower":
+        compare_trl(recipe, pairs)

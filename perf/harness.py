@@ -1,0 +1,211 @@
+"""What the benchmarks share: alternating calls, their ratios and tables, and processes that measure.
+
+    python -m perf.harness MODULE:FUNCTION ARGUMENTS
+
+calls a function with a JSON list of arguments, and prints its result as JSON; see in_process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+from components.config import UserError
+from components.environment import configure_libraries
+from components.paths import PACKAGE
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from components.config import Recipe
+    from components.data.records import PairRow
+
+IDLE_LOAD = 0.5
+"""Largest load average of the last minute beside which times are measured."""
+
+Ratios = dict[str, float]
+"""Median of paired ratios by name, such as `generation/merged_against_separate`; higher is better."""
+Figures = Mapping[str, Any]
+"""What a call gives of itself; its `seconds` replace those that it took."""
+
+
+def alternate(calls: Mapping[str, Callable[[], Figures | None]], repeats: int) -> pd.DataFrame:
+    """Make all calls in turn, in one order and then in the other.
+
+    Returns:
+        a row per call: its name, the repeat, its seconds, and the other figures that it gives.
+    """
+    import pandas as pd
+
+    rows = []
+    for repeat in range(repeats):
+        for name in list(calls)[:: -1 if repeat % 2 else 1]:
+            start = time.perf_counter()
+            figures = calls[name]()
+            seconds = time.perf_counter() - start
+            rows.append({"name": name, "repeat": repeat, "seconds": seconds, **(figures or {})})
+    return pd.DataFrame(rows)
+
+
+def ratios(frame: pd.DataFrame, slow: str, fast: str) -> list[float]:
+    """How many times faster each call of one name is than the other's of the same repeat."""
+    seconds = frame.pivot(index="repeat", columns="name", values="seconds")
+    paired: list[float] = (seconds[slow] / seconds[fast]).tolist()
+    return paired
+
+
+def compare(title: str, frame: pd.DataFrame, pairs: Mapping[str, tuple[str, str]]) -> Ratios:
+    """Show what alternate measured, and how many times faster calls are than others.
+
+    Args:
+        title: what was called.
+        frame: of alternate; its figures must be numbers.
+        pairs: names of the slow and of the fast call, by the ratio's name.
+
+    Returns:
+        the medians of the ratios.
+    """
+    import pandas as pd
+
+    groups = frame.drop(columns="repeat").groupby("name", sort=False)
+    table = groups.median()
+    table.insert(1, "all seconds", groups["seconds"].agg(_join))
+    show(f"{title}, medians of {frame['repeat'].nunique()}", table.reset_index())
+    paired = {name: ratios(frame, slow, fast) for name, (slow, fast) in pairs.items()}
+    medians = {name: statistics.median(values) for name, values in paired.items()}
+    rows = [(name, medians[name], _join(values)) for name, values in paired.items()]
+    show("", pd.DataFrame(rows, columns=["times faster", "median", "all"]))
+    return medians
+
+
+def show(title: str, frame: pd.DataFrame) -> None:
+    """Print a table; numbers have three significant digits."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    print(f"\n{title}" if title else "", flush=True)
+    table = Table(*frame.columns, box=box.SIMPLE_HEAD)
+    for row in frame.itertuples(index=False):
+        table.add_row(*map(_text, row))
+    width = None if sys.stdout.isatty() else 160
+    Console(file=sys.stdout, width=width, markup=False, highlight=False).print(table)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    if value != value:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _join(values: Sequence[float]) -> str:
+    return ", ".join(map(_text, values))
+
+
+def in_process(function: Callable[..., Any], *arguments: Any, variables: Figures | None = None) -> Any:
+    """The result of a function of a module, called in a process of its own.
+
+    Args:
+        function: its result becomes JSON.
+        arguments: become JSON; a path becomes a string.
+        variables: further environment variables.
+
+    Raises:
+        UserError: the function fails.
+    """
+    target = f"{function.__module__}:{function.__qualname__}"
+    command = [sys.executable, "-m", "perf.harness", target, json.dumps(arguments, default=str)]
+    return last_line(target, command, os.environ | (variables or {}))
+
+
+def last_line(name: str, command: Sequence[str], variables: Mapping[str, str], folder: Path = PACKAGE) -> Any:
+    """Run a program, and read the last line of its output as JSON.
+
+    Raises:
+        UserError: it fails, or has no such line.
+    """
+    done = subprocess.run(command, env=variables, cwd=folder, capture_output=True, text=True)
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    if done.returncode == 0:
+        try:
+            return json.loads(done.stdout.strip().splitlines()[-1])
+        except (ValueError, IndexError):
+            lines = ["its last line is not JSON"]
+    raise UserError(f"{name} could not be measured: {lines[-1]}")
+
+
+def prepare_process(name: str) -> tuple[Recipe, str]:
+    """A recipe and the first device that it may use, with the recipe's number of threads set."""
+    from components.models.backbone import choose_devices
+    from components.recipes import load_recipe
+    from tasks.devices import set_threads
+
+    recipe = load_recipe(name)
+    set_threads(recipe.runtime)
+    return recipe, choose_devices(recipe.runtime.devices)[0]
+
+
+def load_pairs(recipe: Recipe) -> list[PairRow]:
+    """The preference pairs of a recipe's source."""
+    from components.data.sources import load
+    from components.data.tables import pairs_frame
+
+    source = load(recipe.data, recipe.seed)
+    pairs: list[PairRow] = pairs_frame(source.pairs, recipe.data.source).to_dict("records")
+    return pairs
+
+
+def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
+    """Rate of a square fp32 matrix product on a device, the best of several (10^9 per second)."""
+    import torch
+
+    matrix = torch.randn(size, size, device=device)
+    seconds = []
+    for _ in range(repeats + 1):  # the first one warms up
+        start = time.perf_counter()
+        torch.mm(matrix, matrix)
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return float(2 * size**3 / min(seconds[1:]) / 1e9)
+
+
+def flop_counter() -> FlopCounterMode:
+    """PyTorch's counter of floating-point operations, which does not know `addmm_` by itself."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def count(result: Sequence[int], a: Sequence[int], b: Sequence[int], **_: object) -> int:
+        return 2 * a[0] * a[1] * b[1]
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: count})
+
+
+def check_load(limit: float = IDLE_LOAD) -> None:
+    """Refuse to measure beside other work.
+
+    Raises:
+        UserError: the machine's load average of the last minute is above the limit.
+    """
+    load = os.getloadavg()[0]
+    if load > limit:
+        raise UserError(
+            f"the load average is {load:.2f}, and times beside other work mislead: wait until it is below"
+            f" {limit}, or use --beside-others"
+        )
+
+
+if __name__ == "__main__":
+    configure_libraries()
+    print(json.dumps(resolve_name(sys.argv[1])(*json.loads(sys.argv[2]))))
