@@ -78,7 +78,7 @@ bench: install  ## cost of orchestration and of the selector's step, as a table
 	@$(BIN)/python -m perf orchestration
 
 throughput: install  ## speed and memory of selector training at published shapes; for a GPU
-	@$(BIN)/python -m perf.throughput
+	@$(BIN)/python -m perf throughput
 
 clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist *.egg-info

@@ -1,6 +1,6 @@
 """Seconds per round of clients on threads, on a Ray of one node, and on one of two nodes of this machine.
 
-    python -m perf.cluster FOLDER [--recipe debug summarization/demo] [--rounds 6]
+    python -m perf cluster FOLDER [--recipe debug --recipe summarization/demo] [--rounds 6]
 
 All clients have the same threads, so that all runs have the same bytes, which is checked. A run ends after
 its rounds. Starting Ray is not timed; the first round has the start of its processes, which load the model.
@@ -8,7 +8,6 @@ its rounds. Starting Ray is not timed; the first round has the start of its proc
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
@@ -22,12 +21,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+import typer
 
 from components.paths import PACKAGE
 from infra.servers import free_port
+from perf.harness import show
 
 HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 CORES = 2
@@ -86,35 +87,34 @@ class Node:
         self.folder.with_suffix(".log").unlink()
 
 
-def main() -> None:
-    """Print a table of each recipe."""
-    summary, *_ = (__doc__ or "").splitlines()
-    parser = argparse.ArgumentParser(prog="python -m perf.cluster", description=summary)
-    parser.add_argument("folder", type=Path, help="of the runs, which are kept")
-    parser.add_argument("--recipe", nargs="+", default=["debug", "summarization/demo"])
-    parser.add_argument("--rounds", type=int, default=6)
-    arguments = parser.parse_args()
+def compare_clusters(
+    folder: Annotated[Path, typer.Argument(help="Of the runs, which are kept.")],
+    recipe: Annotated[list[str] | None, typer.Option(help="By default debug and summarization/demo.")] = None,
+    rounds: Annotated[int, typer.Option(min=2)] = 6,
+) -> None:
+    """Seconds per round of clients on threads, on a Ray of one node, and of two nodes of this machine."""
+    import pandas as pd
+
     with tempfile.NamedTemporaryFile("w") as token:
         token.write(secrets.token_hex(32))
         token.flush()
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token.name}
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        for recipe in arguments.recipe:
-            print(f"\n{recipe}, seconds per round\n", flush=True)
-            print("| clients on | round 1 | round 2 | last round | median of the rounds after the first |")
-            print("|---|---|---|---|---|", flush=True)
+        for name in recipe or ("debug", "summarization/demo"):
+            rows = []
             results = set()
             for way in WAYS:
-                home = arguments.folder.resolve() / recipe.replace("/", "-") / way.replace(" ", "-")
+                home = folder.resolve() / name.replace("/", "-") / way.replace(" ", "-")
                 home.mkdir(parents=True)
                 with cluster(way, home) as overrides:
-                    run = run_rounds(home, recipe, arguments.rounds, overrides)
+                    run = run_rounds(home, name, rounds, overrides)
                 seconds = seconds_of_rounds(run)
-                figures = [*seconds[:2], seconds[-1], statistics.median(seconds[1:])]
-                print(f"| {way} | {' | '.join(f'{one:.2f}' for one in figures)} |", flush=True)
+                rows.append((way, *seconds[:2], seconds[-1], statistics.median(seconds[1:])))
                 results.add((run / "federation" / "result.json").read_bytes())
+            columns = ["clients on", "round 1", "round 2", "last round", "median after round 1"]
+            show(f"{name}, seconds per round", pd.DataFrame(rows, columns=columns))
             if len(results) > 1:
-                sys.exit("the results differ")
+                raise AssertionError("the results differ")
 
 
 @contextmanager
@@ -163,7 +163,3 @@ def seconds_of_rounds(run: Path) -> list[float]:
         state: dict[str, Any] = json.loads(path.read_text())["state"]
         times[state["round"]] = path.stat().st_mtime
     return [times[number] - times[number - 1] for number in sorted(times)[1:]]
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from perf import cluster, gold_pairs, gpu_estimates, graph_costs, reward_variance, throughput, weight_scale
 from perf.harness import Ratios, check_load
 from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
@@ -75,3 +76,12 @@ def peers(
             compare_flower(recipe, pairs, rounds, number)
     if only != "flower":
         compare_trl(recipe, pairs)
+
+
+app.command("graph-costs")(graph_costs.compare_clients)
+app.command("cluster")(cluster.compare_clusters)
+app.command("throughput")(throughput.show_throughput)
+app.command("gpu-estimates")(gpu_estimates.show_estimates)
+app.command("gold-pairs")(gold_pairs.write_pairs)
+app.command("reward-variance")(reward_variance.show_variances)
+app.command("weight-scale")(weight_scale.show_scales)

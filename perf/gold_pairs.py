@@ -1,4 +1,4 @@
-"""Pairs that the policy itself has sampled, labeled by a gold rule: `python -m perf.gold_pairs FILE`.
+"""Pairs that the policy itself has sampled, labeled by a gold rule: `python -m perf gold-pairs FILE`.
 
 In the literature on gold reward models (Gao et al. 2023, section 2) a known reward labels pairs of
 the policy's own samples, a proxy is trained on them, and a policy that is optimized for the proxy is
@@ -9,7 +9,6 @@ summary of the aspect that it is interested in; other annotators, other aspects.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,36 +154,25 @@ def papers_of(recipe: Recipe) -> list[Paper]:
     return read_papers(options.request, options.abstract_words)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Sample completions, label pairs of them, and write the file."""
+def write_pairs(
+    file: Path,
+    recipe: str = "summarization/decisive",
+    papers: int = GoldSettings.papers,
+    completions: int = GoldSettings.completions,
+) -> None:
+    """Sample completions of a recipe's policy, label pairs of them, and write a file of JSON lines."""
     from components.models.backbone import fetch_backbone
     from components.models.policy import Policy
 
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.gold_pairs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("file", type=Path, help="written, one JSON object a line")
-    parser.add_argument(
-        "--recipe", default="summarization/decisive", help="whose policy and papers are taken"
-    )
-    parser.add_argument("--papers", type=int, default=GoldSettings.papers, help="of each annotator")
-    parser.add_argument("--completions", type=int, default=GoldSettings.completions, help="of each paper")
-    parsed = parser.parse_args(arguments)
-    recipe, device = prepare_process(parsed.recipe)
-    fetch_backbone(recipe.policy.backbone.name)
-    settings = GoldSettings(parsed.papers, parsed.completions, recipe.alignment.temperature, recipe.seed)
-    papers = papers_of(recipe)
+    loaded, device = prepare_process(recipe)
+    fetch_backbone(loaded.policy.backbone.name)
+    settings = GoldSettings(papers, completions, loaded.alignment.temperature, loaded.seed)
+    own_papers = papers_of(loaded)
 
     def progress(done: int, total: int) -> None:
         print(f"{done} of {total} completions", flush=True)
 
-    completions = sample_completions(Policy(recipe.policy, device), papers, settings, progress)
-    lines = [json.dumps(pair) for pair in make_pairs(papers, completions, settings)]
-    write_atomically(parsed.file, "".join(f"{line}\n" for line in lines).encode())
-    print(f"{parsed.file}: {len(lines)} pairs of {ANNOTATORS} annotators")
-
-
-if __name__ == "__main__":
-    main()
+    texts = sample_completions(Policy(loaded.policy, device), own_papers, settings, progress)
+    lines = [json.dumps(pair) for pair in make_pairs(own_papers, texts, settings)]
+    write_atomically(file, "".join(f"{line}\n" for line in lines).encode())
+    print(f"{file}: {len(lines)} pairs of {ANNOTATORS} annotators")

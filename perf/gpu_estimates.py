@@ -1,6 +1,6 @@
 """Estimated time of the recipes of paper scale on one GPU, as a table.
 
-    python -m perf.gpu_estimates [--bf16 989e12] [--fp32 67e12] [--bandwidth 3.35e12] ...
+    python -m perf gpu-estimates [--bf16 989e12] [--fp32 67e12] [--bandwidth 3.35e12] ...
 
 Nothing is measured, and no GPU is needed. The operations of training are those of
 components/estimates.py; those of sampling, scoring, labeling and judging are counted here. All
@@ -13,10 +13,9 @@ which FedBiscuit assigns clients, the KL to the reference, and all elementwise o
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -405,19 +404,13 @@ def describe(gpu: Gpu) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.gpu_estimates",
-        description="Estimated time of the recipes of paper scale on one GPU. Nothing is measured.",
-    )
-    for each in fields(Gpu):
-        parser.add_argument(
-            f"--{each.name.replace('_', '-')}", type=float, default=each.default, help="default: %(default)s"
-        )
-    print(table(Gpu(**vars(parser.parse_args(arguments)))))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+def show_estimates(
+    bf16: float = Gpu.bf16,
+    fp32: float = Gpu.fp32,
+    bandwidth: float = Gpu.bandwidth,
+    product_share: float = Gpu.product_share,
+    bandwidth_share: float = Gpu.bandwidth_share,
+    launch: float = Gpu.launch,
+) -> None:
+    """Estimated time of the recipes of paper scale on one GPU. Nothing is measured."""
+    print(table(Gpu(bf16, fp32, bandwidth, product_share, bandwidth_share, launch)))

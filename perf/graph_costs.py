@@ -1,6 +1,6 @@
 """The cost of a round of DRIFT at the server by the number of clients, against a double loop over pairs.
 
-    python -m perf.graph_costs [--clients 2 4 8 16 32] [--loop 16] [--plot costs.html]
+    python -m perf graph-costs [2 4 8 16 32] [--loop 16] [--plot costs.html]
 
 Adapters have the shape of rank-16 LoRA on all attention projections of Llama-3.1-8B (DRIFT section 7
 and appendix A), and random values around a common adapter. They are in memory, or, above --in-memory
@@ -12,25 +12,22 @@ scipy's rel_entr in fp64, which is the direct translation of eqs. 6 to 8.
 
 from __future__ import annotations
 
-import argparse
-import json
+import math
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
-from components.environment import configure_libraries
-from components.paths import PACKAGE
+from perf.harness import in_process, show
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
 LAYERS = 32
@@ -41,130 +38,39 @@ DELTA = 0.2
 """Divergence threshold of the timed shortest paths."""
 BYTES = 4
 """Of a value in fp32."""
-HEADER = (
-    f"{'clients':>8}{'divergences':>13}{'graph':>8}{'average':>9}{'all':>8}   {'memory / adapters':>17}"
-    f"   {'double loop':>11}   speed-up   largest relative difference"
-)
-
 Adapters = Sequence[Mapping[str, "torch.Tensor"]]
 Matrix = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class GraphCost:
-    """The cost of a round at the server.
-
-    Attributes:
-        clients: number of clients.
-        divergences: seconds for the divergences of all pairs.
-        graph: seconds for the spanning tree and the weights of all clients.
-        average: seconds for the weighted averages.
-        memory: bytes of the adapters and of the computation: the largest resident set minus the one
-            before the adapters, including the pages of mapped files that were read.
-        loop: seconds of the double loop; None where it was not run.
-        difference: largest relative difference of a divergence from the loop's; None without it.
-    """
-
-    clients: int
-    divergences: float
-    graph: float
-    average: float
-    memory: float
-    loop: float | None = None
-    difference: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all three steps."""
-        return self.divergences + self.graph + self.average
-
-    def row(self, adapter_bytes: int) -> str:
-        """The row of the table."""
-        text = (
-            f"{self.clients:>8}{self.divergences:>11.2f} s{self.graph:>6.2f} s{self.average:>7.2f} s"
-            f"{self.seconds:>6.1f} s   {self.memory / (self.clients * adapter_bytes):>17.2f}"
-        )
-        if self.loop is not None:
-            text += f"   {self.loop:>9.1f} s   {self.loop / self.divergences:>7.1f}x   {self.difference:.1e}"
-        return text
+Count = Annotated[int, typer.Option(min=1)]
 
 
-class MeasurementError(RuntimeError):
-    """A measuring process that failed."""
+def compare_clients(
+    clients: Annotated[list[int] | None, typer.Argument(min=1, help="By default 2, 4, 8, 16 and 32.")] = None,
+    loop: Annotated[int, typer.Option(help="Clients up to which the double loop is timed.")] = 16,
+    in_memory: Annotated[int, typer.Option(help="Clients up to which adapters are in memory.")] = 64,
+    rank: Count = 16,
+    layers: Count = LAYERS,
+    plot: Annotated[Path | None, typer.Option(help="HTML page to write.")] = None,
+) -> None:
+    """The cost of a round of DRIFT at the server by the number of clients."""
+    import pandas as pd
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table, and draw it; gives the exit status."""
-    options = _parse(arguments)
-    configure_libraries()
-    if options.measure:
-        in_memory = options.measure <= options.in_memory
-        cost = measure(options.folder, options.measure, in_memory, options.measure <= options.loop)
-        print(json.dumps(asdict(cost)))
-        return 0
-    if min(*options.clients, options.rank, options.layers) < 1:
-        print("error: --clients, --rank and --layers must be at least 1", file=sys.stderr)
-        return 2
-    try:
-        costs = compare(options)
-    except MeasurementError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if options.plot:
-        plot(costs, options.plot)
-    return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.graph_costs", description="Costs of a round of DRIFT at the server."
-    )
-    parser.add_argument(
-        "--clients", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="numbers of clients"
-    )
-    parser.add_argument(
-        "--loop", type=int, default=16, help="time the double loop up to this number of clients"
-    )
-    parser.add_argument(
-        "--in-memory", type=int, default=64, help="hold adapters in memory up to this number of clients"
-    )
-    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
-    parser.add_argument("--layers", type=int, default=LAYERS, help="layers of the model")
-    parser.add_argument("--plot", type=Path, help="HTML page to write")
-    parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def compare(options: argparse.Namespace) -> list[GraphCost]:
-    """Print the table row by row.
-
-    Raises:
-        MeasurementError: a measuring process failed, for example for lack of memory.
-    """
-    costs = []
+    numbers = sorted(set(clients or (2, 4, 8, 16, 32)))
+    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        size = write_adapters(folder, max(options.clients), options.rank, options.layers)
-        print(
-            f"rank {options.rank} on q, k, v, o of {options.layers} layers:"
-            f" {size / BYTES / 1e6:.1f} million values, {size / 1e6:.1f} MB per adapter"
-        )
-        print(HEADER)
-        for count in sorted(set(options.clients)):
-            costs.append(_measure_in_process(folder, count, options))
-            print(costs[-1].row(size), flush=True)
-    return costs
-
-
-def _measure_in_process(folder: Path, count: int, options: argparse.Namespace) -> GraphCost:
-    command = [sys.executable, "-m", "perf.graph_costs", "--measure", str(count), "--folder", str(folder)]
-    command += ["--loop", str(options.loop), "--in-memory", str(options.in_memory)]
-    done = subprocess.run(command, cwd=PACKAGE, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["the process was killed"])[-1]
-        raise MeasurementError(f"{count} clients: {reason}")
-    return GraphCost(**json.loads(done.stdout.splitlines()[-1]))
+        size = write_adapters(folder, numbers[-1], rank, layers)
+        try:
+            for count in numbers:
+                cost = in_process(measure, folder, count, count <= in_memory, count <= loop)
+                rows.append(cost | {"memory / adapters": cost.pop("memory") / (count * size)})
+        finally:  # what was measured before one failed, for example for lack of memory
+            values = f"{size / BYTES / 1e6:.1f} million values, {size / 1e6:.1f} MB per adapter"
+            frame = pd.DataFrame(rows)
+            show(f"Seconds at rank {rank} on q, k, v, o of {layers} layers: {values}", frame)
+    if plot:
+        draw(frame, plot)
 
 
 def write_adapters(folder: Path, count: int, rank: int, layers: int) -> int:
@@ -201,7 +107,7 @@ def _path(folder: Path, index: int) -> Path:
     return folder / f"{index:04d}.safetensors"
 
 
-def measure(folder: Path, count: int, in_memory: bool, loop: bool) -> GraphCost:
+def measure(folder: str, count: int, in_memory: bool, loop: bool) -> dict[str, float]:
     """The cost for the first adapters of a folder.
 
     Args:
@@ -209,6 +115,12 @@ def measure(folder: Path, count: int, in_memory: bool, loop: bool) -> GraphCost:
         count: number of clients.
         in_memory: whether the adapters are read before the measurement.
         loop: whether the double loop is timed as well.
+
+    Returns:
+        seconds of the steps, and of the double loop; the loop's over ours, and the largest relative
+        difference of a divergence (NaN without the loop); and bytes of the adapters and of the
+        computation: the largest resident set minus the one before the adapters, including the pages
+        of mapped files that were read.
     """
     import torch
 
@@ -217,7 +129,7 @@ def measure(folder: Path, count: int, in_memory: bool, loop: bool) -> GraphCost:
     names = [f"client-{index:03d}" for index in range(count)]
     graph.divergence_matrix([{"a": torch.zeros(1)}] * 2)  # loads libraries, and starts threads
     before = _resident_bytes()
-    adapters = _open(folder, count, in_memory)
+    adapters = _open(Path(folder), count, in_memory)
     start = time.perf_counter()
     matrix = graph.divergence_matrix(adapters)
     compared = time.perf_counter()
@@ -230,16 +142,18 @@ def measure(folder: Path, count: int, in_memory: bool, loop: bool) -> GraphCost:
     _average(adapters, names, weights)
     averaged = time.perf_counter()
     memory = _resident_bytes() - before
-    seconds, difference = _time_loop(adapters, matrix) if loop else (None, None)
-    return GraphCost(
-        clients=count,
-        divergences=compared - start,
-        graph=weighted - compared,
-        average=averaged - weighted,
-        memory=memory,
-        loop=seconds,
-        difference=difference,
-    )
+    seconds, difference = _time_loop(adapters, matrix) if loop else (math.nan, math.nan)
+    return {
+        "clients": count,
+        "divergences": compared - start,
+        "graph": weighted - compared,
+        "averages": averaged - weighted,
+        "all": averaged - start,
+        "memory": memory,
+        "double loop": seconds,
+        "its time / ours": seconds / (compared - start),
+        "largest relative difference": difference,
+    }
 
 
 def _open(folder: Path, count: int, in_memory: bool) -> Adapters:
@@ -287,21 +201,20 @@ def double_loop(adapters: Adapters) -> Matrix:
     return matrix
 
 
-def plot(costs: Sequence[GraphCost], path: Path) -> None:
+def draw(costs: pd.DataFrame, path: Path) -> None:
     """Draw seconds by the number of clients, on logarithmic axes."""
     from components.charts import line_chart, write_charts
 
-    points = []
-    for cost in costs:
-        points += [
-            ("divergences of all pairs", cost.clients, cost.divergences),
-            ("spanning tree and all shortest paths", cost.clients, cost.graph),
-            ("weighted averages", cost.clients, cost.average),
-        ]
-        if cost.loop is not None:
-            points.append(("double loop over pairs (scipy)", cost.clients, cost.loop))
+    names = {
+        "divergences": "divergences of all pairs",
+        "graph": "spanning tree and all shortest paths",
+        "averages": "weighted averages",
+        "double loop": "double loop over pairs (scipy)",
+    }
+    long = costs.rename(columns=names).melt("clients", list(names.values())).dropna()
+    points = list(zip(long["variable"], long["clients"], long["value"], strict=True))
     figure = line_chart("A round of DRIFT at the server", "clients", "seconds", points)
-    figure.update_xaxes(type="log", tickvals=[cost.clients for cost in costs])
+    figure.update_xaxes(type="log", tickvals=costs["clients"].tolist())
     figure.update_yaxes(type="log")
     write_charts([figure], path)
 
@@ -309,7 +222,3 @@ def plot(costs: Sequence[GraphCost], path: Path) -> None:
 def _resident_bytes() -> int:
     """Largest resident set of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -102,10 +102,10 @@ def show(title: str, frame: pd.DataFrame) -> None:
 
 
 def _text(value: object) -> str:
+    if value is None or value != value:  # unlike others, NaN is not itself
+        return ""
     if not isinstance(value, float):
         return str(value)
-    if value != value:
-        return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""The share of the variance of rewards that lies between prompts: `python -m perf.reward_variance`.
+"""The share of the variance of rewards that lies between prompts: `python -m perf reward-variance`.
 
 The policy of a multi-objective recipe, before any training, answers held-out prompts several times,
 and each objective's first reward scores the answers. Scores are a mean of their prompt and a
@@ -12,21 +12,20 @@ reduces the variance of advantages where the share between prompts is above 1 / 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
 from components.config import Recipe, RecipeError
 from components.data.records import choose_prompts
 from components.federation.multi_objective import MultiObjectiveMethod
 from components.seeding import derive
-from perf.harness import prepare_process
+from perf.harness import prepare_process, show
 
 if TYPE_CHECKING:
     from components.models.rewards.reward_section import RewardFunction
@@ -120,25 +119,20 @@ def _load_reward(recipe: Recipe, name: str, prepared: Path, device: str) -> Rewa
     return reward.load(device, reward.prepare(resources).folder)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table of the variances of each objective's scores."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--recipe", default="multi-objective/demo", help="(default: multi-objective/demo)")
-    parser.add_argument("--prompts", type=int, default=32, help="held-out prompts (default: 32)")
-    parser.add_argument("--samples", type=int, default=4, help="answers of each prompt (default: 4)")
-    options = parser.parse_args(arguments)
-    if options.prompts < 2 or options.samples < 2:
-        parser.error("--prompts and --samples must be at least 2, since both variances are estimated")
-    recipe, device = prepare_process(options.recipe)
-    scores = sample_scores(recipe, device, options.prompts, options.samples)
-    print(f"{options.recipe}: {options.prompts} prompts, {options.samples} answers each")
-    print(f"  {'objective':<20}{'between':>10}{'within':>10}{'share':>14}{'leave-one-out':>16}")
+def show_variances(
+    recipe: str = "multi-objective/demo",
+    prompts: Annotated[int, typer.Option(min=2, help="Held-out prompts.")] = 32,
+    samples: Annotated[int, typer.Option(min=2, help="Answers of each prompt.")] = 4,
+) -> None:
+    """The share of the variance of rewards that lies between prompts."""
+    import pandas as pd
+
+    scores = sample_scores(*prepare_process(recipe), prompts, samples)
+    rows = []
     for name, values in scores.items():
         parts = variance_components(values)
-        share = f"{parts.share:.0%} +- {parts.share_error:.0%}"
-        variances = f"{parts.between:>10.4f}{parts.within:>10.4f}"
-        print(f"  {name:<20}{variances}{share:>14}{parts.leave_one_out_ratio:>15.2f}x")
-
-
-if __name__ == "__main__":
-    main()
+        row = (name, parts.between, parts.within, parts.share, parts.share_error, parts.leave_one_out_ratio)
+        rows.append(row)
+    columns = ["objective", "between", "within", "share", "its standard error", "leave-one-out"]
+    title = f"{recipe}: {prompts} prompts, {samples} answers each"
+    show(title, pd.DataFrame(rows, columns=columns))

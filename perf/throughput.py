@@ -1,6 +1,6 @@
 """The speed of selector training on a device: tokens/s, model FLOP utilization, peak memory, costs.
 
-    python -m perf.throughput [--shape qwen2-0.5b gemma-2b] [--rows 32] [--length 512] [--device cuda:0]
+    python -m perf throughput [qwen2-0.5b gemma-2b] [--rows 32] [--length 512] [--device cuda:0]
 
 The backbone has a published shape and random weights, because speed does not depend on their values.
 A step is the project's own: the resident PEFT model, two rows of the head, cross-entropy, AdamW over
@@ -9,18 +9,18 @@ the fp32 adapter.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
-import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from components.environment import configure_libraries
+import typer
+
+from components.config import UserError
+from perf.harness import show
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -88,97 +88,29 @@ class Step:
     layers: int | None = None
 
 
-@dataclass(frozen=True)
-class Throughput:
-    """The measured speed of a step.
+def show_throughput(
+    shape: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(SHAPES)}; by default 2.")] = None,
+    rows: Annotated[
+        int,
+        typer.Option(min=1, help="Rows of a step; the default is of FedBiscuit's tables 3 and 4."),
+    ] = 32,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help=f"Timed steps, after {WARM_UP} that are not.")] = 20,
+    layers: Annotated[int | None, typer.Option(min=1, help="First layers only, for a small machine.")] = None,
+    device: Annotated[str | None, typer.Option(help="By default the first GPU, else the CPU.")] = None,
+    peak_tflops: Annotated[float | None, typer.Option(help="Of a device whose name is not known.")] = None,
+) -> None:
+    """Speed of selector training on a device, as a table and a line of JSON for each shape."""
+    import pandas as pd
 
-    Attributes:
-        shape: key of SHAPES.
-        layers: number of layers.
-        rows: rows of a step.
-        length: tokens of a row.
-        device: name of the device.
-        dtype: of the backbone.
-        threads: threads of a CPU operation; None on a GPU.
-        torch: version.
-        transformers: version.
-        seconds: median of a step.
-        tokens_per_s: tokens per second.
-        flops: FLOPs that a step needs, see step_flops.
-        flops_per_s: FLOPs per second.
-        utilization: share of the device's peak; None where the peak is not known.
-        peak_mb: peak memory (MB); on the CPU that of the process.
-        costs: the operations with the largest time of their own, as shares of all time.
-    """
-
-    shape: str
-    layers: int
-    rows: int
-    length: int
-    device: str
-    dtype: str
-    threads: int | None
-    torch: str
-    transformers: str
-    seconds: float
-    tokens_per_s: float
-    flops: float
-    flops_per_s: float
-    utilization: float | None
-    peak_mb: float
-    costs: dict[str, float]
-
-    def table(self) -> str:
-        """The figures as text."""
-        utilization = "not known (set --peak-tflops)"
-        if self.utilization is not None:
-            utilization = f"{self.utilization:.1%}"
-        lines = [
-            f"\nSelector training at the shape of {self.shape} ({self.layers} layers),"
-            f" {self.rows} rows of {self.length} tokens; {self.device}, {self.dtype}, torch {self.torch},"
-            f" transformers {self.transformers}",
-            f"  {self.seconds:.4f} s per step, {self.tokens_per_s:.0f} tokens/s,"
-            f" {self.flops_per_s / 1e12:.2f} TFLOP/s, model FLOP utilization {utilization}",
-            f"  peak memory {self.peak_mb:.0f} MB",
-        ]
-        lines += [f"  {share:6.1%}  {name}" for name, share in self.costs.items()]
-        return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table for each shape, and a line of JSON with its figures; gives the exit status."""
-    options = _parse(arguments)
-    if min(options.rows, options.length, options.steps) < 1:
-        print("error: --rows, --length and --steps must be at least 1", file=sys.stderr)
-        return 2
-    configure_libraries()
-    for shape in options.shape:
-        step = Step(shape, options.rows, options.length, options.layers)
-        throughput = measure(step, options.steps, options.device, options.peak_tflops)
-        print(throughput.table())
-        print(json.dumps(asdict(throughput)))
-    return 0
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m perf.throughput", description="Speed of selector training on a device."
-    )
-    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["qwen2-0.5b", "gemma-2b"])
-    parser.add_argument(
-        "--rows",
-        type=int,
-        default=32,
-        help="rows of a step (default: 32, the batch size of FedBiscuit's tables 3 and 4)",
-    )
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row (default: 512)")
-    parser.add_argument(
-        "--steps", type=int, default=20, help=f"timed steps (default: 20), after {WARM_UP} that are not"
-    )
-    parser.add_argument("--layers", type=int, help="first layers only, for a small machine")
-    parser.add_argument("--device", help="default: the first CUDA device, else the CPU")
-    parser.add_argument("--peak-tflops", type=float, help="the device's peak, where its name is not known")
-    return parser.parse_args(arguments)
+    for name in shape or ("qwen2-0.5b", "gemma-2b"):
+        if name not in SHAPES:
+            raise UserError(f"shape '{name}' is not known; choose from {', '.join(SHAPES)}.")
+        figures = measure(Step(name, rows, length, layers), steps, device, peak_tflops)
+        table = pd.DataFrame(figures.items(), columns=["", "value"])
+        show(f"Selector training at the shape of {name}", table[table[""] != "costs"])
+        show("Largest costs", pd.DataFrame(figures["costs"].items(), columns=["operation", "share of time"]))
+        print(json.dumps(figures))
 
 
 def random_model(shape: str, device: str, layers: int | None = None) -> PreTrainedModel:
@@ -317,7 +249,7 @@ class TrainingStep:
 
 def measure(
     step: Step, steps: int, device: str | None = None, peak_tflops: float | None = None
-) -> Throughput:
+) -> dict[str, Any]:
     """Train a selector for some steps, and measure a step.
 
     Args:
@@ -325,6 +257,10 @@ def measure(
         steps: timed steps.
         device: None takes the first that a run would use.
         peak_tflops: the device's peak; None looks its name up in PEAKS.
+
+    Returns:
+        its conditions, seconds, rates, peak memory (on the CPU that of the process), and largest costs.
+        The utilization is the share of the device's peak, None where that is not known.
     """
     import torch
     import transformers
@@ -343,24 +279,24 @@ def measure(
     flops = step_flops(config, training.linear, adapter, step)
     name = training.device_name()
     peak = peak_tflops * 1e12 if peak_tflops else peak_flops(name)
-    return Throughput(
-        shape=step.shape,
-        layers=int(config.num_hidden_layers),
-        rows=step.rows,
-        length=step.length,
-        device=name,
-        dtype=str(training.base.dtype).removeprefix("torch."),
-        threads=None if training.on_cuda else torch.get_num_threads(),
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        seconds=seconds,
-        tokens_per_s=step.rows * step.length / seconds,
-        flops=flops,
-        flops_per_s=flops / seconds,
-        utilization=flops / seconds / peak if peak else None,
-        peak_mb=memory,
-        costs=costs,
-    )
+    return {
+        "shape": step.shape,
+        "layers": int(config.num_hidden_layers),
+        "rows": step.rows,
+        "length": step.length,
+        "device": name,
+        "dtype": str(training.base.dtype).removeprefix("torch."),
+        "threads": None if training.on_cuda else torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "seconds": seconds,
+        "tokens_per_s": step.rows * step.length / seconds,
+        "flops": flops,
+        "flops_per_s": flops / seconds,
+        "utilization": flops / seconds / peak if peak else None,
+        "peak_mb": memory,
+        "costs": costs,
+    }
 
 
 def peak_flops(device_name: str) -> float | None:
@@ -378,7 +314,3 @@ def largest_costs(recorded: profile, on_cuda: bool) -> dict[str, float]:
     total = sum(times.values())
     largest = sorted(times, key=lambda name: times[name], reverse=True)[:LISTED_COSTS]
     return {name: times[name] / total for name in largest}
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

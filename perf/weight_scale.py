@@ -1,4 +1,4 @@
-"""How the weights of FedBiscuit's eq. 8 rescale an adapter: `python -m perf.weight_scale`.
+"""How the weights of FedBiscuit's eq. 8 rescale an adapter: `python -m perf weight-scale`.
 
 Clients of log-normal size with the number, total, standard deviation and range of FedBiscuit's
 table 5 (TL;DR) are drawn many times, and the clients of each round by the project's own sampling.
@@ -8,14 +8,16 @@ largest that AdamW can take in its local steps, as if all clients agreed.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from components.federation.weight_scale import planned_weight_sums
 from components.seeding import generator
+from perf.harness import show
 
 CLIENTS = 53
 PAIRS = 92858
@@ -45,23 +47,23 @@ def movement(sums: Sequence[float]) -> float:
     return value
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the weight sums, their product, and the movement, over many draws."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--draws", type=int, default=200, help="number of federations (default: 200)")
-    draws = parser.parse_args(arguments).draws
+def show_scales(draws: Annotated[int, typer.Option(min=1, help="Number of federations.")] = 200) -> None:
+    """The sums of FedBiscuit's weights, their product, and how they rescale an adapter."""
+    import pandas as pd
+
     sums = np.array(
         [planned_weight_sums(draw_sizes(seed), SAMPLED, seed, range(ROUNDS)) for seed in range(draws)]
     )
-    decades = np.log10(sums).sum(axis=1)
-    moved = [movement(row) for row in sums]
-    print(f"{CLIENTS} clients, {SAMPLED} a round, {ROUNDS} rounds, {draws} draws")
-    print(f"sum of a round's weights   {sums.mean():.2f} +- {sums.std():.2f}")
-    for name, values in (("log10 of their product", decades), ("movement by eq. 8", moved)):
-        low, median, high = np.quantile(values, [0.05, 0.5, 0.95])
-        print(f"{name:26} median {median:.2g}, 5% and 95% quantiles {low:.2g} and {high:.2g}")
-    print(f"movement by means          {ROUNDS * MOVEMENT:.2g}")
-
-
-if __name__ == "__main__":
-    main()
+    values = {
+        "sum of a round's weights": sums.ravel(),
+        "log10 of their product": np.log10(sums).sum(axis=1),
+        "movement by eq. 8": np.array([movement(row) for row in sums]),
+        "movement by means": np.array([ROUNDS * MOVEMENT]),
+    }
+    frame = pd.DataFrame(values.items(), columns=["", "values"])
+    for name, share in {"5% quantile": 0.05, "median": 0.5, "95% quantile": 0.95}.items():
+        frame[name] = [float(np.quantile(array, share)) for array in frame["values"]]
+    frame["mean"] = [float(array.mean()) for array in frame["values"]]
+    frame["standard deviation"] = [float(array.std()) for array in frame["values"]]
+    title = f"{CLIENTS} clients, {SAMPLED} a round, {ROUNDS} rounds, {draws} draws"
+    show(title, frame.drop(columns="values"))

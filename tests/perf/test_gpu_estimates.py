@@ -16,14 +16,15 @@ from components.models.adapters import attach_lora
 from components.models.memory import ModelShape, StepShape, step_flops
 from components.models.selector_model import choice_logits
 from components.recipes import RECIPES, load_recipe
+from perf.__main__ import main
 from perf.gpu_estimates import (
     Data,
     PaperModels,
     Sampling,
     estimates,
-    main,
     paper_recipes,
     read_configs,
+    show_estimates,
     two_digits,
 )
 from perf.products import Gpu, Model, Products, count_layer_products, time_of, training_products
@@ -212,13 +213,14 @@ def test_figures_have_two_digits(value, text):
 
 
 def test_the_page_has_the_table_of_the_command(capsys):
-    assert main([]) == 0
+    show_estimates()
     assert capsys.readouterr().out in PAGE.read_text(encoding="utf-8")
 
 
 def test_rates_are_options_of_the_command(capsys):
     def rounds(*options):
-        main(["--launch", "0", "--fp32", "1e30", "--bandwidth", "1e30", *options])
+        with pytest.raises(SystemExit, match="0"):
+            main(["gpu-estimates", "--launch", "0", "--fp32", "1e30", "--bandwidth", "1e30", *options])
         return re.findall(r"^\| rounds .* \| ([\d.,]+) \|", capsys.readouterr().out, re.MULTILINE)
 
     fast, slow = rounds("--bf16", "1e15"), rounds("--bf16", "1e14")

@@ -1,56 +1,64 @@
 """The cost table of DRIFT's server side, on adapters of one layer."""
 
-import re
+import math
 
 import pytest
 
+from components.config import UserError
 from perf import graph_costs
-
-SMALL = ["--clients", "3", "2", "--loop", "3", "--rank", "1", "--layers", "1"]
+from perf.__main__ import main
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Measure in the test process, which has loaded the libraries already."""
-
-    def measure(folder, count, options):
-        return graph_costs.measure(folder, count, count <= options.in_memory, count <= options.loop)
-
-    monkeypatch.setattr(graph_costs, "_measure_in_process", measure)
+    monkeypatch.setattr(graph_costs, "in_process", lambda function, *arguments: function(*arguments))
 
 
-@pytest.mark.parametrize("in_memory", ["64", "0"], ids=["in memory", "read from files"])
+def rows_of(capsys):
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()]
+    return [words for words in lines if words[0].isdigit()]
+
+
+@pytest.mark.parametrize("in_memory", [64, 0], ids=["in memory", "read from files"])
 def test_the_table_has_a_row_per_number_of_clients_and_the_double_loop_agrees(
     in_this_process, capsys, in_memory
 ):
-    assert graph_costs.main([*SMALL, "--in-memory", in_memory]) == 0
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split()[0] for row in rows] == ["2", "3"]
-    assert all("x" in row for row in rows)
-    assert all(float(re.split(r"\s+", row)[-1]) < 1e-6 for row in rows)
+    graph_costs.compare_clients([3, 2, 4], loop=3, in_memory=in_memory, rank=1, layers=1)
+    rows = rows_of(capsys)
+    assert [row[0] for row in rows] == ["2", "3", "4"]
+    assert [len(row) for row in rows] == [9, 9, 6]  # the loop is not timed for 4
+    assert all(float(row[-2]) < 1e-6 for row in rows[:2])
 
 
 @pytest.mark.slow
 def test_the_costs_are_plotted(in_this_process, tmp_path):
-    assert graph_costs.main([*SMALL, "--plot", str(tmp_path / "costs.html")]) == 0
+    graph_costs.compare_clients([2, 3], loop=2, rank=1, layers=1, plot=tmp_path / "costs.html")
     assert (tmp_path / "costs.html").read_text(encoding="utf-8").count("plotly-graph-div") == 1
 
 
 def test_no_clients_are_refused(capsys):
-    assert graph_costs.main(["--clients", "0"]) == 2
-    assert "at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["graph-costs", "0"])
+    assert "'clients'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_each_number_of_clients_is_measured_in_a_process_of_its_own(capsys):
-    assert graph_costs.main(["--clients", "2", "--rank", "1", "--layers", "1"]) == 0
-    assert capsys.readouterr().out.splitlines()[2].split()[0] == "2"
+    with pytest.raises(SystemExit, match="0"):
+        main(["graph-costs", "2", "--rank", "1", "--layers", "1"])
+    assert [row[0] for row in rows_of(capsys)] == ["2"]
 
 
-def test_a_measurement_that_fails_ends_with_the_reason(monkeypatch, capsys):
-    def fail(folder, count, options):
-        raise graph_costs.MeasurementError(f"{count} clients: the process was killed")
+def test_a_measurement_that_fails_ends_with_the_reason_and_shows_the_others(monkeypatch, capsys):
+    def measure(function, folder, count, *options):
+        if count == 3:
+            raise UserError("3 clients: the process was killed")
+        return {"clients": count, "all": 1.0, "memory": 8.0, "double loop": math.nan}
 
-    monkeypatch.setattr(graph_costs, "_measure_in_process", fail)
-    assert graph_costs.main(SMALL) == 1
-    assert capsys.readouterr().err == "error: 2 clients: the process was killed\n"
+    monkeypatch.setattr(graph_costs, "in_process", measure)
+    with pytest.raises(SystemExit, match="2"):
+        main(["graph-costs", "3", "2", "--rank", "1", "--layers", "1"])
+    output = capsys.readouterr()
+    assert output.err == "error: 3 clients: the process was killed\n"
+    assert "  2         1 " in output.out

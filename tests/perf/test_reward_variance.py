@@ -5,7 +5,8 @@ import pytest
 
 from components.config import RecipeError
 from components.recipes import load_recipe
-from perf.reward_variance import main, sample_scores, variance_components
+from perf.__main__ import main
+from perf.reward_variance import sample_scores, variance_components
 
 OBJECTIVES = [
     "federation.method=firm",
@@ -68,6 +69,6 @@ def test_a_recipe_without_objectives_is_refused():
 
 
 def test_one_answer_of_a_prompt_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        main(["--samples", "1"])
-    assert "must be at least 2" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["reward-variance", "--samples", "1"])
+    assert "'--samples'" in capsys.readouterr().err

@@ -18,12 +18,13 @@ def test_each_rounds_weights_scale_all_that_was_moved_before(sums, factor):
 
 
 def test_the_table_has_the_sums_their_product_and_both_movements(capsys):
-    weight_scale.main(["--draws", "2"])
-    lines = capsys.readouterr().out.splitlines()
+    weight_scale.show_scales(draws=2)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert "53 clients, 5 a round, 500 rounds, 2 draws" in lines[0]
-    assert [line.split("  ")[0] for line in lines[1:]] == [
+    assert [line.strip().split("  ")[0] for line in lines[3:]] == [
         "sum of a round's weights",
         "log10 of their product",
         "movement by eq. 8",
         "movement by means",
     ]
+    assert lines[-1].split()[-5:] == ["0.15", "0.15", "0.15", "0.15", "0"]

@@ -9,6 +9,7 @@ from components.config import LoraConfig
 from components.models.adapters import attach_lora
 from components.models.backbone import find_active_dropout
 from perf import throughput
+from perf.__main__ import main
 from perf.harness import flop_counter
 from perf.throughput import Step
 
@@ -22,7 +23,7 @@ TINY = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-RUN = ["--shape", "tiny", "--rows", "2", "--length", "16", "--steps", "3", "--device", "cpu"]
+RUN = ["throughput", "tiny", "--rows", "2", "--length", "16", "--steps", "3", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -58,20 +59,23 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(tiny):
 @pytest.mark.slow
 def test_the_table_and_its_json_have_the_same_figures(tiny, capsys):
     threads = torch.get_num_threads()
-    assert throughput.main([*RUN, "--peak-tflops", "0.1"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main([*RUN, "--peak-tflops", "0.1"])
     out = capsys.readouterr().out
     figures = json.loads(out.splitlines()[-1])
     assert figures["tokens_per_s"] == pytest.approx(32 / figures["seconds"])
     assert figures["utilization"] == pytest.approx(figures["flops"] / figures["seconds"] / 1e11)
-    assert f"{figures['tokens_per_s']:.0f} tokens/s" in out
-    assert "3 layers" in out
-    assert "2 rows of 16 tokens" in out
+    cells = [line.split() for line in out.splitlines()]
+    assert ["tokens_per_s", f"{figures['tokens_per_s']:,.0f}"] in cells
+    assert ["layers", "3"] in cells
+    assert ["length", "16"] in cells
+    assert all(name in out for name in figures["costs"])
     assert torch.get_num_threads() == threads
 
 
 @pytest.mark.slow
 def test_the_three_largest_costs_are_shares_in_descending_order(tiny):
-    shares = list(throughput.measure(Step("tiny", 2, 16), 1, "cpu").costs.values())
+    shares = list(throughput.measure(Step("tiny", 2, 16), 1, "cpu")["costs"].values())
     assert len(shares) == 3
     assert all(0 < share < 1 for share in shares)
     assert shares == sorted(shares, reverse=True)
@@ -79,9 +83,7 @@ def test_the_three_largest_costs_are_shares_in_descending_order(tiny):
 
 @pytest.mark.slow
 def test_an_unknown_peak_gives_no_utilization(tiny):
-    figures = throughput.measure(Step("tiny", 1, 8), 1, "cpu")
-    assert figures.utilization is None
-    assert "not known" in figures.table()
+    assert throughput.measure(Step("tiny", 1, 8), 1, "cpu")["utilization"] is None
 
 
 @pytest.mark.parametrize(
@@ -106,17 +108,23 @@ def test_by_default_two_shapes_are_measured_at_the_papers_batch_size(monkeypatch
     measured = []
     figures = throughput.measure(Step("tiny", 1, 8), 1, "cpu")
     monkeypatch.setattr(throughput, "measure", lambda step, *_: measured.append(step) or figures)
-    assert throughput.main([]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main(["throughput"])
     assert [(step.shape, step.rows) for step in measured] == [("qwen2-0.5b", 32), ("gemma-2b", 32)]
 
 
 def test_the_help_names_the_default_batch_size_and_its_source(capsys):
-    with pytest.raises(SystemExit):
-        throughput.main(["--help"])
+    with pytest.raises(SystemExit, match="0"):
+        main(["throughput", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "(default: 32, the batch size of FedBiscuit's tables 3 and 4)" in text
+    assert "Rows of a step; the default is of FedBiscuit's tables 3 and 4. [default: 32; x>=1]" in text
 
 
-def test_no_rows_are_refused(capsys):
-    assert throughput.main(["--rows", "0"]) == 2
-    assert "at least 1" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--rows", "0"], "'--rows'"), (["gpt-9"], "shape 'gpt-9' is not known; choose from qwen2-0.5b, ")],
+)
+def test_wrong_arguments_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["throughput", *arguments])
+    assert message in capsys.readouterr().err
