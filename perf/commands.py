@@ -13,7 +13,7 @@ from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
 from perf.peers.comparisons import compare_flower, compare_trl
 from perf.policy_costs import compare_generation
-from perf.selector_costs import compare_steps, compare_waiting
+from perf.step_costs import compare_dpo_steps, compare_steps, compare_waiting
 from tasks.devices import available_cores
 
 Measurement = Callable[[str, int], Ratios]
@@ -21,6 +21,7 @@ Measurement = Callable[[str, int], Ratios]
 
 MEASUREMENTS: dict[str, Measurement] = {
     "selector-step": compare_steps,
+    "dpo-step": compare_dpo_steps,
     "waiting": compare_waiting,
     "generation": compare_generation,
     "orchestration": compare_orchestration,

@@ -159,7 +159,7 @@ def test_the_default_measurements_exist():
 @pytest.mark.parametrize(
     ("names", "pairs", "message"),
     [
-        (["speed"], 3, "unknown measurements: speed; choose from selector-step, waiting, generation"),
+        (["speed"], 3, "unknown measurements: speed; choose from selector-step, dpo-step, waiting"),
         ([], 3, "there are no measurements"),
         (None, 0, "pairs is 0, expected at least 1"),
     ],

@@ -1,4 +1,4 @@
-"""The selector's training step, in ways to compute its logits and in ways that threads wait.
+"""Training steps of the selector and of DPO, in ways to compute them and in ways that threads wait.
 
 Each way runs in a process of its own, so that it has a peak memory of its own. The share of the GEMM
 rate is that of the step's matrix products and attention, against one large product in the same process.
@@ -11,8 +11,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from components.learning.loop import Accumulator
     from components.models.selector_model import Selector
 
 CONCURRENT = "concurrent"
 ONE_POSITION = "one-position"
 TWO_ROWS = "two-rows"
 FULL_LOGITS = "full-logits"
+ONE_PART = "one-part"
 ARMS = (CONCURRENT, ONE_POSITION, TWO_ROWS, FULL_LOGITS)
 """Steps that compute the last layer and two rows of the head at one position, in as many parts at a
 time as a training does and in one; the rows of the head alone; and all logits."""
@@ -63,6 +66,19 @@ def compare_steps(recipe: str, repeats: int) -> Ratios:
     named = {f"selector_step/{fast}_against_{slow}".replace("-", "_"): (slow, fast) for slow, fast in pairs}
     share = frame[frame["name"] == CONCURRENT]["share of GEMM"].median()
     return {"selector_step/share_of_gemm": share} | compare(f"Selector step of {recipe}", frame, named)
+
+
+def compare_dpo_steps(recipe: str, repeats: int) -> Ratios:
+    """A step of DPO on the server: the parts of a micro-batch concurrently, and at once.
+
+    Returns:
+        the speed-up, and the share of the GEMM rate that a training step reaches.
+    """
+    arms = (CONCURRENT, ONE_PART)
+    frame = alternate({arm: partial(in_process, time_dpo_step, recipe, arm) for arm in arms}, repeats)
+    pairs = {"dpo_step/concurrent_against_one_part": (ONE_PART, CONCURRENT)}
+    share = frame[frame["name"] == CONCURRENT]["share of GEMM"].median()
+    return {"dpo_step/share_of_gemm": share} | compare(f"DPO step of {recipe}", frame, pairs)
 
 
 def compare_waiting(recipe: str, repeats: int) -> Ratios:
@@ -103,8 +119,7 @@ def busy_process() -> Iterator[None]:
 
 
 def time_step(recipe_name: str, arm: str) -> dict[str, float]:
-    """The cost of a training step: the median of its seconds, and memory above the loaded model."""
-    import numpy as np
+    """The cost of a training step of the selector; see step_cost."""
     import torch
 
     from components.concurrency import concurrent_parts
@@ -119,7 +134,6 @@ def time_step(recipe_name: str, arm: str) -> dict[str, float]:
     pairs = load_pairs(recipe)[: recipe.federation.batch_size]
     rows = [selector.encode(SelectorComparison(p["prompt"], p["chosen"], p["rejected"])) for p in pairs]
     labels = torch.arange(len(rows), device=device) % 2
-    before = _resident_mb()
 
     class ArmLoss(Loss):
         def __call__(self, indices: Rows) -> RowLosses:
@@ -127,28 +141,61 @@ def time_step(recipe_name: str, arm: str) -> dict[str, float]:
             losses = selector_loss(_arm_logits(selector, arm, own), labels[indices])
             return RowLosses(losses, indices, sum(map(len, own)))
 
-    def step(parts: int) -> None:
-        accumulator = Accumulator(ArmLoss(), selector.slot.parameters, None, parts)
-        accumulator.add([np.arange(len(rows))], f"of {arm}")
-        selector.model.zero_grad()
+    parts = concurrent_parts(torch.device(device)) if arm == CONCURRENT else 1
+    return step_cost(Accumulator(ArmLoss(), selector.slot.parameters, None, parts), len(rows), device)
+
+
+def time_dpo_step(recipe_name: str, arm: str) -> dict[str, float]:
+    """The cost of a step of DPO on pairs of the recipe's source, without dropout; see step_cost."""
+    import torch
+
+    from components.alignment.dpo import TokenDpoLoss, prepare_model
+    from components.concurrency import concurrent_parts
+    from components.learning.loop import Accumulator
+    from components.models.policy import Policy
+
+    recipe, device = prepare_process(recipe_name)
+    config = recipe.alignment.dpo.model_copy(update={"reference": "base"})
+    policy = Policy(recipe.policy, device)
+    model = prepare_model(policy, config, recipe.seed)
+    pairs = load_pairs(recipe)[: config.batch_size]
+    rows = [policy.encode_trained(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in pairs]
+    rows.sort(key=lambda row: sum(map(len, row)))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    loss = TokenDpoLoss(policy, model, rows, config)
+    parts = concurrent_parts(torch.device(device)) if arm == CONCURRENT else 1
+    return step_cost(Accumulator(loss, parameters, config.micro_batch_size, parts), len(rows), device)
+
+
+def step_cost(accumulator: Accumulator, rows: int, device: str) -> dict[str, float]:
+    """The median seconds of a step on so many rows, its operations, and memory above the loaded model."""
+    import numpy as np
+    import torch
+
+    def step(own: Accumulator) -> tuple[float, int]:
+        start = time.perf_counter()
+        _, tokens = own.add([np.arange(rows)], "of the benchmark")
+        for parameter in own.parameters:
+            parameter.grad = None
         if device.startswith("cuda"):
             torch.cuda.synchronize()
+        return time.perf_counter() - start, tokens
 
-    parts = concurrent_parts(torch.device(device)) if arm == CONCURRENT else 1
-    seconds = [_time(partial(step, parts)) for _ in range(STEPS)]
+    before = _resident_mb()
+    measured = [step(accumulator) for _ in range(STEPS)]
     if device.startswith("cuda"):
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = _resident_mb() - before
     best = gemm_gigaflops(device)
     with flop_counter() as counter:  # it counts the operations of its own thread
-        step(parts=1)
+        step(replace(accumulator, parts=1))
     gigaflops = counter.get_total_flops() / 1e9
-    median = statistics.median(seconds[WARM_UP:])
-    tokens = sum(map(len, rows))
+    tokens = measured[0][1]
+    median = statistics.median(seconds for seconds, _ in measured[WARM_UP:])
     return {
         "seconds": median,
-        "rows": len(rows),
+        "rows": rows,
         "tokens": tokens,
         "tokens/s": tokens / median,
         "GFLOP": gigaflops,
@@ -172,12 +219,6 @@ def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> 
         return cast("torch.Tensor", logits[torch.arange(len(last)), last][:, list(selector.choices)])
     base = cast("PreTrainedModel", selector.model.get_base_model())
     return choice_logits(base, ids, last, selector.choices)
-
-
-def _time(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _resident_mb() -> float:
