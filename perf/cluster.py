@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
-from components.paths import PACKAGE
+from components.paths import PACKAGE, backbone_root
 from infra.servers import free_port
 from perf.harness import show
 
@@ -135,22 +135,33 @@ def cluster(way: str, home: Path) -> Iterator[list[str]]:
         yield ["runtime.task_runner=ray", f"runtime.ray_address={head.address}"]
 
 
-def run_rounds(home: Path, recipe: str, rounds: int, overrides: list[str]) -> Path:
-    """Run the rounds of a recipe in a home of its own, and give the run folder."""
+def run_rounds(
+    home: Path, recipe: str, rounds: int, overrides: list[str], look: Callable[[], object] = lambda: None
+) -> Path:
+    """Run the rounds of a recipe in a home of its own, and give the run folder; look is called meanwhile."""
     runtime = [f"runtime.torch_threads={CORES}", f"runtime.cpu_workers={CORES}"]
     settings = [f"federation.rounds={rounds}", "selector.lora.dropout=0", *runtime, *overrides]
+    variables = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"} | {
+        "FED_RLHF_HOME": str(home),
+        "FED_RLHF_RUNS": str(home / "runs"),
+        "FED_RLHF_BACKBONES": str(backbone_root()),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
+        "PREFECT_HOME": str(home / ".prefect"),
+    }
     with (home / "log.txt").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "flows.cli", "run", recipe, *settings],
             cwd=PACKAGE,
-            env=os.environ | {"FED_RLHF_HOME": str(home), "FED_RLHF_RUNS": str(home / "runs")},
+            env=variables,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     while not (found := list((home / "runs").glob("*/federation/result.json"))):
         if process.poll() is not None:
             raise RuntimeError((home / "log.txt").read_text())
+        look()
         time.sleep(0.1)
+    look()
     process.send_signal(signal.SIGTERM)
     process.wait()
     return found[0].parents[1]

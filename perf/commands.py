@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from perf import cluster, gold_pairs, gpu_estimates, graph_costs, reward_variance, throughput, weight_scale
+from perf import (
+    cluster,
+    gold_pairs,
+    gpu_estimates,
+    graph_costs,
+    growth,
+    reward_variance,
+    throughput,
+    weight_scale,
+)
 from perf.harness import Ratios, check_load
 from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
@@ -80,6 +89,7 @@ def peers(
 
 
 app.command("graph-costs")(graph_costs.compare_clients)
+app.command("growth")(growth.show_growth)
 app.command("cluster")(cluster.compare_clusters)
 app.command("throughput")(throughput.show_throughput)
 app.command("gpu-estimates")(gpu_estimates.show_estimates)
