@@ -14,10 +14,9 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import State, flow, get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
@@ -27,13 +26,16 @@ from components.config import UserError
 from components.environment import configure_libraries
 from perf.commands import MEASUREMENTS
 from perf.harness import IDLE_LOAD, Ratios, prepare_process
-from perf.ratios import Conditions, Measured, Rule, Verdict, judge, regression_tag, summarize
+from perf.ratios import check_rule, judge, regression_tag, regressions, rows, summarize
 from tasks.devices import POOL, available_cores
 from tasks.flow_runs import current_flow_run
 from tasks.runs import git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
 from tasks.tracking.report import run_url
 from tasks.uncached import task
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 EXPERIMENT = "performance"
 POLL_SECONDS = 15.0
@@ -43,23 +45,6 @@ MAX_RUNS = 1000
 
 DEFAULT = ("selector-step", "generation")
 """Measurements that together take minutes on two cores."""
-
-
-@dataclass(frozen=True)
-class PerformanceRun:
-    """A run as it is logged.
-
-    Attributes:
-        started: seconds since the epoch.
-        ratios: what was measured.
-        verdicts: on the ratios.
-        params: the conditions, and what else the ratios were measured with.
-    """
-
-    started: float
-    ratios: Ratios
-    verdicts: Sequence[Verdict]
-    params: Mapping[str, str]
 
 
 @flow(name="benchmark", flow_run_name="performance of {recipe}", persist_result=False)
@@ -88,7 +73,7 @@ def performance(
         UserError: a parameter is wrong, or the machine had other work all the time.
     """
     configure_libraries()
-    rule = Rule(tolerance, earlier_runs)
+    check_rule(tolerance, earlier_runs)
     names = choose_measurements(measurements, pairs)
     load = wait_until_idle(wait_minutes)
     started = time.time()
@@ -96,15 +81,14 @@ def performance(
     ratios: Ratios = {}
     for name in names:
         ratios |= measure(name, recipe, pairs)
-    verdicts = judge(ratios, conditions, read_earlier_runs(), rule)
+    table = judge(ratios, conditions, read_earlier_runs(), tolerance, earlier_runs)
     settings |= {"pairs": str(pairs), "load_average": f"{load:.2f}"}
-    run_id = log_ratios(PerformanceRun(started, ratios, verdicts, conditions.params() | settings))
-    summary = summarize(verdicts, rule)
-    show_verdicts(run_id, verdicts, summary)
-    regressions = [verdict for verdict in verdicts if verdict.is_regression]
-    for verdict in regressions:
-        get_run_logger().warning("regression: %s", verdict.sentence())
-    return Failed(message=summary) if regressions else Completed(message=summary)
+    run_id = log_ratios(started, table, conditions | settings)
+    summary = summarize(table, tolerance)
+    show_verdicts(run_id, table, summary)
+    for sentence in regressions(table).values():
+        get_run_logger().warning("regression: %s", sentence)
+    return Failed(message=summary) if regressions(table) else Completed(message=summary)
 
 
 def choose_measurements(names: Sequence[str] | None, pairs: int) -> list[str]:
@@ -147,7 +131,7 @@ def wait_until_idle(minutes: float) -> float:
     return load
 
 
-def find_conditions(recipe: str) -> tuple[Conditions, dict[str, str]]:
+def find_conditions(recipe: str) -> tuple[dict[str, str], dict[str, str]]:
     """The conditions of a run, and further settings that are logged but not compared.
 
     The recipe's number of threads is set.
@@ -157,7 +141,13 @@ def find_conditions(recipe: str) -> tuple[Conditions, dict[str, str]]:
     _, device = prepare_process(recipe)
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
     settings = {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
-    return Conditions(recipe, processor_name(), available_cores(), name), settings
+    conditions = {
+        "recipe": recipe,
+        "processor": processor_name(),
+        "cores": str(available_cores()),
+        "device": name,
+    }
+    return conditions, settings
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -184,44 +174,45 @@ def measure(name: str, recipe: str, pairs: int) -> Ratios:
 
 
 @task("read earlier runs")
-def read_earlier_runs() -> list[Measured]:
-    """The finished runs of the experiment, the newest first."""
+def read_earlier_runs() -> pd.DataFrame:
+    """Parameters and metrics of the finished runs of the experiment, the newest first."""
+    import pandas as pd
+
     client = mlflow_client()
-    experiment = find_or_create_experiment(client, EXPERIMENT)
     runs = client.search_runs(
-        [experiment],
+        [find_or_create_experiment(client, EXPERIMENT)],
         filter_string="attributes.status = 'FINISHED'",
         order_by=["attributes.start_time DESC"],
         max_results=MAX_RUNS,
     )
-    return [Measured(run.data.params, run.data.metrics) for run in runs]
+    return pd.DataFrame([run.data.params | run.data.metrics for run in runs])
 
 
 @task("log ratios")
-def log_ratios(run: PerformanceRun) -> str:
-    """Log a finished MLflow run; gives its id."""
+def log_ratios(started: float, table: pd.DataFrame, params: Mapping[str, str]) -> str:
+    """Log a finished MLflow run that started at a time (seconds since the epoch); gives its id."""
     from mlflow.entities import Param
 
     client = mlflow_client()
     link = current_flow_run()
-    tags = link.tags() | {"git.commit": git_commit(), "regressions": regression_tag(run.verdicts)}
+    tags = link.tags() | {"git.commit": git_commit(), "regressions": regression_tag(table)}
     created = client.create_run(
         find_or_create_experiment(client, EXPERIMENT),
-        start_time=int(run.started * 1000),
-        run_name=datetime.fromtimestamp(run.started, UTC).strftime("performance-%Y%m%d-%H%M%S"),
+        start_time=int(started * 1000),
+        run_name=datetime.fromtimestamp(started, UTC).strftime("performance-%Y%m%d-%H%M%S"),
         tags=tags,
     )
     run_id = str(created.info.run_id)
-    client.log_batch(run_id, params=[Param(key, value) for key, value in run.params.items()])
+    client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
     log = RunLog(client, run_id)
-    log.log_metrics(run.ratios, 0)
-    log.log_table([verdict.row() for verdict in run.verdicts], "ratios.json")
+    log.log_metrics(table["now"].to_dict(), 0)
+    log.log_table(rows(table), "ratios.json")
     client.set_terminated(run_id)
     return run_id
 
 
 @task("show verdicts")
-def show_verdicts(run_id: str, verdicts: Sequence[Verdict], summary: str) -> None:
+def show_verdicts(run_id: str, table: pd.DataFrame, summary: str) -> None:
     """Prefect artifacts of the flow run: a link to its MLflow run, and the table of the ratios."""
     create_link_artifact(run_url(run_id), link_text="MLflow run", key="mlflow-run", description=summary)
-    create_table_artifact([verdict.row() for verdict in verdicts], key="performance", description=summary)
+    create_table_artifact(rows(table), key="performance", description=summary)

@@ -2,158 +2,101 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from components.config import UserError
 from perf.harness import Ratios
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MIN_EARLIER = 3
 """Earlier runs without which a ratio is not judged."""
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """What ratios depend on besides the code; only runs under equal conditions are compared.
-
-    Attributes:
-        recipe: name or path of the recipe.
-        processor: name of the processor.
-        cores: cores that the process may use.
-        device: name of the GPU, or "cpu".
-    """
-
-    recipe: str
-    processor: str
-    cores: int
-    device: str
-
-    def params(self) -> dict[str, str]:
-        """The conditions as parameters of an MLflow run."""
-        return {name: str(value) for name, value in asdict(self).items()}
-
-    def describes(self, params: Mapping[str, str]) -> bool:
-        """Whether an MLflow run with these parameters was measured under these conditions."""
-        return self.params().items() <= params.items()
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The ratios of a logged run.
-
-    Attributes:
-        params: parameters of the MLflow run.
-        ratios: its metrics.
-    """
-
-    params: Mapping[str, str]
-    ratios: Ratios
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When a ratio is a regression.
-
-    Attributes:
-        tolerance: fraction by which a ratio may be below the median of earlier runs.
-        earlier_runs: number of last runs that the median is of.
+def check_rule(tolerance: float, earlier_runs: int) -> None:
+    """Refuse a rule out of its range.
 
     Raises:
-        UserError: a value outside its range.
+        UserError: a value is outside its range.
     """
-
-    tolerance: float = 0.15
-    earlier_runs: int = 7
-
-    def __post_init__(self) -> None:
-        if not 0 < self.tolerance < 1:
-            raise UserError(f"tolerance is {self.tolerance:g}, expected a fraction between 0 and 1.")
-        if self.earlier_runs < MIN_EARLIER:
-            raise UserError(f"earlier_runs is {self.earlier_runs}, expected at least {MIN_EARLIER}.")
+    if not 0 < tolerance < 1:
+        raise UserError(f"tolerance is {tolerance:g}, expected a fraction between 0 and 1.")
+    if earlier_runs < MIN_EARLIER:
+        raise UserError(f"earlier_runs is {earlier_runs}, expected at least {MIN_EARLIER}.")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A ratio beside those of earlier runs.
-
-    Attributes:
-        name: of the ratio.
-        now: its value.
-        before: the median of earlier runs; None where there are fewer than MIN_EARLIER.
-        runs: number of earlier runs that have the ratio, up to the rule's.
-        is_regression: whether it is lower than the rule allows.
-    """
-
-    name: str
-    now: float
-    before: float | None
-    runs: int
-    is_regression: bool
-
-    def row(self) -> dict[str, str]:
-        """The row of the table."""
-        before = change = "-"
-        verdict = f"not judged: {self.runs} earlier runs of at least {MIN_EARLIER}"
-        if self.before is not None:
-            before = f"{self.before:.3f}"
-            change = f"{self.now / self.before - 1:+.1%}"
-            verdict = "regression" if self.is_regression else "no regression"
-        return {
-            "ratio": self.name,
-            "now": f"{self.now:.3f}",
-            "median before": before,
-            "change": change,
-            "verdict": verdict,
-        }
-
-    def sentence(self) -> str:
-        """What is known of the ratio."""
-        text = f"{self.name} is {self.now:.3f}"
-        if self.before is None:
-            return f"{text}, not judged with {self.runs} earlier runs"
-        return f"{text}, the median of {self.runs} earlier runs is {self.before:.3f}"
-
-
-def judge(ratios: Ratios, conditions: Conditions, earlier: Sequence[Measured], rule: Rule) -> list[Verdict]:
+def judge(
+    ratios: Ratios, conditions: Mapping[str, str], runs: pd.DataFrame, tolerance: float, earlier_runs: int
+) -> pd.DataFrame:
     """Compare each ratio with its median in the last runs under the same conditions that have it.
 
     Args:
         ratios: of this run.
-        conditions: of this run.
-        earlier: earlier runs, the newest first.
-        rule: when a ratio is a regression.
+        conditions: parameters of this run; only runs with the same ones are compared.
+        runs: parameters and metrics of earlier runs, the newest first.
+        tolerance: fraction by which a ratio may be below the median.
+        earlier_runs: number of last runs that the median is of.
+
+    Returns:
+        by ratio: now, the median before, the number of runs that it is of, and whether it is judged
+        and is a regression.
     """
-    comparable = [run.ratios for run in earlier if conditions.describes(run.params)]
-    verdicts = []
-    for name, now in ratios.items():
-        values = [run[name] for run in comparable if name in run][: rule.earlier_runs]
-        before = statistics.median(values) if len(values) >= MIN_EARLIER else None
-        is_regression = before is not None and now < (1 - rule.tolerance) * before
-        verdicts.append(Verdict(name, now, before, len(values), is_regression))
-    return verdicts
+    import pandas as pd
+
+    for name, value in conditions.items():
+        runs = runs[runs.get(name, pd.Series(index=runs.index, dtype=object)) == value]
+    empty = pd.Series(dtype=float)
+    earlier = {name: runs.get(name, empty).dropna()[:earlier_runs] for name in ratios}
+    table = pd.DataFrame({"now": ratios})
+    table["before"] = {name: values.median() for name, values in earlier.items()}
+    table["runs"] = {name: len(values) for name, values in earlier.items()}
+    table["judged"] = table["runs"] >= MIN_EARLIER
+    table["regression"] = table["judged"] & (table["now"] < (1 - tolerance) * table["before"])
+    return table
 
 
-def summarize(verdicts: Sequence[Verdict], rule: Rule) -> str:
+def rows(table: pd.DataFrame) -> list[dict[str, str]]:
+    """The table of judge as it is shown."""
+    shown = []
+    for ratio, now, before, runs, judged, regression in table.itertuples():
+        verdict = "regression" if regression else "no regression"
+        if not judged:
+            verdict = f"not judged: {runs} earlier runs of at least {MIN_EARLIER}"
+        shown.append(
+            {
+                "ratio": ratio,
+                "now": f"{now:.3f}",
+                "median before": f"{before:.3f}" if judged else "-",
+                "change": f"{now / before - 1:+.1%}" if judged else "-",
+                "verdict": verdict,
+            }
+        )
+    return shown
+
+
+def regressions(table: pd.DataFrame) -> dict[str, str]:
+    """A sentence on each ratio that is a regression."""
+    return {
+        name: f"{name} is {now:.3f}, the median of {runs} earlier runs is {before:.3f}"
+        for name, now, before, runs, *_ in table[table["regression"]].itertuples()
+    }
+
+
+def summarize(table: pd.DataFrame, tolerance: float) -> str:
     """One sentence on all ratios."""
-    regressions = [verdict for verdict in verdicts if verdict.is_regression]
-    if regressions:
-        details = "; ".join(verdict.sentence() for verdict in regressions)
-        return (
-            f"{len(regressions)} of {len(verdicts)} ratios fell by more than {rule.tolerance:.0%}: {details}."
-        )
-    judged = sum(verdict.before is not None for verdict in verdicts)
-    if judged == 0:
-        return (
-            f"{len(verdicts)} ratios were measured and none was judged, because fewer than {MIN_EARLIER}"
-            " earlier runs were measured under the same conditions."
-        )
-    return f"No regression: {judged} of {len(verdicts)} ratios were judged."
+    if details := "; ".join(regressions(table).values()):
+        count = table["regression"].sum()
+        return f"{count} of {len(table)} ratios fell by more than {tolerance:.0%}: {details}."
+    if table["judged"].any():
+        return f"No regression: {table['judged'].sum()} of {len(table)} ratios were judged."
+    return (
+        f"{len(table)} ratios were measured and none was judged, because fewer than {MIN_EARLIER}"
+        " earlier runs were measured under the same conditions."
+    )
 
 
-def regression_tag(verdicts: Sequence[Verdict]) -> str:
+def regression_tag(table: pd.DataFrame) -> str:
     """The tag `regressions` of the MLflow run: names of ratios, "none" or "not judged"."""
-    names = ", ".join(verdict.name for verdict in verdicts if verdict.is_regression)
-    if names:
-        return names
-    return "none" if any(verdict.before is not None for verdict in verdicts) else "not judged"
+    return ", ".join(regressions(table)) or ("none" if table["judged"].any() else "not judged")
