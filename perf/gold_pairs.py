@@ -30,19 +30,12 @@ SOURCE = "aclsum"
 
 @dataclass(frozen=True)
 class GoldSettings:
-    """How pairs are made.
+    """How pairs are made."""
 
-    Attributes:
-        papers: number of papers that each annotator judges, drawn for each.
-        completions: sampled per paper; their disjoint pairs are judged.
-        temperature: of the samples.
-        seed: determines samples and draws.
-    """
-
-    papers: int = 80
-    completions: int = 4
+    papers: int = 80  # that each annotator judges, drawn for each
+    completions: int = 4  # sampled per paper; their disjoint pairs are judged
     temperature: float = 0.7
-    seed: int = 0
+    seed: int = 0  # determines samples and draws
 
 
 def rouge_l(text: str, reference: str) -> float:

@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds that are timed.
-
-    Attributes:
-        recipe: the recipe.
-        federation: its clients.
-        initial: the adapter that all clients start from.
-        pairs: the prepared pairs.
-        folder: where each run has a folder.
-    """
+    """The rounds that are timed."""
 
     recipe: Recipe
     federation: Federation
-    initial: Adapter
-    pairs: Path
-    folder: Path
+    initial: Adapter  # that all clients start from
+    pairs: Path  # the prepared pairs
+    folder: Path  # where each run has a folder
 
     def open_commits(self, name: str) -> Commits:
         """The commits of a new run."""

@@ -35,19 +35,12 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class VarianceComponents:
-    """Variances of scores.
+    """Variances of scores."""
 
-    Attributes:
-        between: of the prompts' means; an unbiased estimate, which may be negative.
-        within: of the scores of a prompt.
-        prompts: N.
-        samples: k, scores of each prompt.
-    """
-
-    between: float
-    within: float
-    prompts: int
-    samples: int
+    between: float  # of the prompts' means; an unbiased estimate, which may be negative
+    within: float  # of the scores of a prompt
+    prompts: int  # N
+    samples: int  # k, scores of each prompt
 
     @property
     def share(self) -> float:

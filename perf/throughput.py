@@ -73,19 +73,12 @@ LISTED_COSTS = 3
 
 @dataclass(frozen=True)
 class Step:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        shape: key of SHAPES.
-        rows: rows of a step.
-        length: tokens of a row.
-        layers: number of first layers; None takes all.
-    """
-
-    shape: str
+    shape: str  # key of SHAPES
     rows: int
-    length: int
-    layers: int | None = None
+    length: int  # tokens of a row
+    layers: int | None = None  # number of first layers; None takes all
 
 
 def show_throughput(

@@ -34,83 +34,49 @@ OVERRIDES = (
 
 @dataclass(frozen=True)
 class PeerModel:
-    """The trained model.
+    """The trained model."""
 
-    Attributes:
-        path: folder of the backbone.
-        layers: number of its first layers that are used.
-        lora: arguments of peft.LoraConfig.
-        pad_token_id: rows are padded with it.
-        choices: vocabulary ids of both answers of a selector; empty for a policy.
-    """
-
-    path: str
-    layers: int
-    lora: dict[str, float | str | list[str]]
+    path: str  # folder of the backbone
+    layers: int  # number of its first layers that are used
+    lora: dict[str, float | str | list[str]]  # arguments of peft.LoraConfig
     pad_token_id: int
-    choices: tuple[int, ...] = ()
+    choices: tuple[int, ...] = ()  # vocabulary ids of a selector's answers; empty for a policy
 
 
 @dataclass(frozen=True)
 class PeerOptimizer:
-    """AdamW with a constant rate.
-
-    Attributes:
-        lr: learning rate.
-        betas: decay rates of the running averages.
-        weight_decay: decoupled weight decay.
-        clip: largest norm of the gradient; None does not clip.
-    """
+    """AdamW with a constant rate."""
 
     lr: float
     betas: tuple[float, ...]
-    weight_decay: float
-    clip: float | None
+    weight_decay: float  # decoupled
+    clip: float | None  # largest norm of the gradient; None does not clip
 
 
 @dataclass(frozen=True)
 class ClientRows:
-    """A client's rows.
+    """A client's rows."""
 
-    Attributes:
-        rows: of a selector, token ids of comparisons; of a policy, triples of token ids (prompt,
-            chosen and rejected).
-        labels: of a selector, 0 or 1 by row, the better completion; empty for a policy.
-    """
-
-    rows: list[Any]
-    labels: list[int]
+    rows: list[Any]  # token ids of comparisons; of a policy, triples (prompt, chosen, rejected)
+    labels: list[int]  # of a selector, 0 or 1 by row, the better completion; empty for a policy
 
 
 @dataclass(frozen=True)
 class PeerJob:
-    """A client's work in a round.
-
-    Attributes:
-        client: its name.
-        minibatches: indices of its rows, by optimizer step.
-    """
+    """A client's work in a round."""
 
     client: str
-    minibatches: list[list[int]]
+    minibatches: list[list[int]]  # indices of its rows, by optimizer step
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """The content of exchange.json.
-
-    Attributes:
-        model: the trained model.
-        optimizer: of each client.
-        beta: of DPO; None for a selector.
-        clients: rows of the clients that work, by name.
-        rounds: the jobs of each round.
-    """
+    """The content of exchange.json."""
 
     model: PeerModel
     optimizer: PeerOptimizer
-    beta: float | None
-    clients: dict[str, ClientRows]
+    beta: float | None  # of DPO; None for a selector
+    clients: dict[str, ClientRows]  # that work, by name
     rounds: list[list[PeerJob]]
 
 
@@ -136,16 +102,10 @@ def load_peer_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model that the clients train, as the project opens it.
-
-    Attributes:
-        description: for the peers.
-        initial: adapter that all clients start from.
-        encode: rows of a client's pairs.
-    """
+    """The model that the clients train, as the project opens it."""
 
     description: PeerModel
-    initial: Adapter
+    initial: Adapter  # that all clients start from
     encode: Callable[[Sequence[PairRow]], ClientRows]
 
 

@@ -21,15 +21,10 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class TimedWork:
-    """A round, or the work of one client.
+    """A round, or the work of one client."""
 
-    Attributes:
-        seconds: wall time.
-        losses: by client, of its first and its last step (nats).
-    """
-
-    seconds: float
-    losses: dict[str, tuple[float, float]]
+    seconds: float  # wall time
+    losses: dict[str, tuple[float, float]]  # by client, of its first and its last step (nats)
 
 
 Program = Callable[[], Any]
