@@ -314,7 +314,7 @@ def _files(path: Path) -> list[Path]:
         require_regular(path)
     files = sorted(path.parent.glob(path.name)) if _SHARD_PATTERN in path.name else []
     if not files:
-        raise DataError(f"{path}: there is no such file")
+        raise DataError(f"{path}: there is no such file (data.path)")
     return _whole(files)
 
 

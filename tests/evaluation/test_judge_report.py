@@ -167,10 +167,6 @@ def test_the_command_needs_either_a_run_or_verdicts(labeled_pairs):
     assert "--run RUN, or its verdicts by --verdicts" in refusal("judge", labeled_pairs)
 
 
-def test_a_missing_file_is_refused_with_its_path_alone():
-    assert refusal("judge", "nowhere.jsonl") == "error: nowhere.jsonl: there is no such file\n"
-
-
 @pytest.fixture(scope="module")
 def real_verdicts(samples):
     """Auto-J's published outputs on the original and on the swapped order of all 1,392 rows."""
