@@ -15,7 +15,7 @@ from prefect import flow, get_run_logger, tags
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
-from components.federation.outcome import SelectorEnsemble
+from components.federation.outcome import SelectorEnsemble, load_outcome
 from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
 from flows.api import pipeline_flow
@@ -142,7 +142,8 @@ def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> Non
 @flow(name="align all arms", persist_result=False)
 def align_arms(runs: list[Run]) -> None:
     """Train the policies of the arms that are aligned by DPO, each by a worker."""
-    own = [run for run in runs if run.federation_result().outcome.kind == SelectorEnsemble.kind]
+    outcomes = [load_outcome(run.federation_result().outcome) for run in runs]
+    own = [run for run, one in zip(runs, outcomes, strict=True) if isinstance(one, SelectorEnsemble)]
     with ExitStack() as stack:
         for n, run in enumerate(own):
             for context in (lock(run), ending(run, is_finished=False), run.timed("align")):

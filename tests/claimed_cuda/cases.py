@@ -208,7 +208,7 @@ def test_a_pipeline_on_all_devices_has_the_bytes_of_one(name, new_workplace, ran
     alone = place.run(*PIPELINES[name], "runtime.devices=[cuda:0]")
     assert set(ran.operations) == {"cuda:0"}
     ran.clear()
-    run = place.run(*PIPELINES[name])
+    run = place.run(*PIPELINES[name], "runtime.task_runner=threads")
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.utils.deterministic.fill_uninitialized_memory
     assert len(ran.operations) == min(COUNT, 4 if name == "selectors" else 2)
