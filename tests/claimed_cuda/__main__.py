@@ -53,7 +53,7 @@ def main() -> int:
         used = gpus.setdefault(devices, defaultdict(set))
         for name, numbers in re.findall(r"GPUS ([a-z ]+): \[([\d, ]*)\]", done.stdout):
             used[name] |= {int(number) for number in numbers.split(",") if number}
-        faults = len(re.findall(r"^(?:FAILED|ERROR) ", done.stdout, re.MULTILINE))
+        faults = len(re.findall(r"^(?:FAILED|ERROR) tests/", done.stdout, re.MULTILINE))
         seconds = time.monotonic() - begin
         cells = (devices, rounds, on_ray, pipelines, others, planted, faults, round(seconds))
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
