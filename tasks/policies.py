@@ -152,7 +152,8 @@ def generate_part(
 
     def log_prompts(done: int, total: int) -> None:
         work = Work(f"completions of the {policy.name} policy", done, total)
-        log.info("%s policy: %d of %d completions", policy.name, done, total, extra=progress(work))
+        line = "%s, %s policy: %d of %d completions"
+        log.info(line, name, policy.name, done, total, extra=progress(work))
 
     key = f"policy/{policy.folder}/{recipe.fingerprint('policy', 'alignment')}"
     with POOL.borrow_model(recipe.runtime, key, partial(policy.open, recipe)) as model:

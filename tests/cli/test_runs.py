@@ -106,7 +106,8 @@ def test_a_finished_run_prints_its_report(finished):
 @pytest.mark.slow
 def test_a_run_has_its_recipe_with_the_overrides(finished, tmp_path):
     recipe = Run("run", finished.folder).recipe()
-    assert recipe == store_inputs(load_recipe("debug", [*OVERRIDES, "runtime.cpu_workers=1"]), tmp_path)
+    chosen = ["runtime.cpu_workers=1", "runtime.task_runner=threads"]
+    assert recipe == store_inputs(load_recipe("debug", [*OVERRIDES, *chosen]), tmp_path)
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_the_runs_of_a_seed_share_the_answers_of_the_base_policy(finished):
     for seed in SEEDS:
         folders = [finished.arm(arm, seed).folder for arm in ARMS]
         assert len({(folder / "evaluation" / "answers-base.json").read_text() for folder in folders}) == 1
-    assert finished.output.count("base policy: 4 of 4 completions") == 2
+    assert finished.output.count("answer prompts, base policy: 4 of 4 completions") == 2
 
 
 # --- MLflow

@@ -199,7 +199,7 @@ def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(
     assert Run(folder.name, folder).federation_result().rounds == 20
     flow_runs = FlowRunFilter(id={"any_": [run.id for run in phases()]})
     names = {task.name for task in client.read_task_runs(flow_run_filter=flow_runs, limit=200)}
-    assert {"prepare data", "form federation", "align by DPO", "judge answers"} <= names
+    assert {"prepare data", "form federation", "align by DPO", "prepare the judge"} <= names
     assert not [name for name in names if re.search(r"_|-[0-9a-f]{3}$", name)], "names that Prefect made up"
     for key in ("rounds", "dpo-steps"):
         bars = ArtifactFilter(key={"any_": [key]})
