@@ -56,7 +56,9 @@ def judge_contests(
 ) -> dict[str, JudgedContest]:
     """Put the pairs of contests to the recipe's judge, a contest to each worker."""
     common = {"run": run, "recipe": recipe}
-    calls = [common | {"name": name, "pairs": dict(pairs)} for name, pairs in contests.items()]
+    calls = [
+        common | {"name": name.replace("_", " "), "pairs": dict(pairs)} for name, pairs in contests.items()
+    ]
     judged = run_on_workers(judge_pairs, calls, recipe.runtime, run.folder)
     return dict(zip(contests, judged, strict=True))
 
