@@ -150,7 +150,7 @@ def align_arms(runs: list[Run]) -> None:
                 stack.enter_context(context)
             share_generations(run, own[:n])
             sample_and_label(run, run.recipe())
-        train_by_dpo(own)
+        train_by_dpo([(run, run.recipe()) for run in own])
     POOL.release()
 
 

@@ -261,7 +261,7 @@ def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
         result = alignment.adopt_policy(run, recipe, outcome)
     else:
         sampling, labelling = sample_and_label(run, recipe)
-        (result,) = alignment.train_by_dpo([run])
+        (result,) = alignment.train_by_dpo([(run, recipe)])
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)

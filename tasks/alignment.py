@@ -95,16 +95,16 @@ def _label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     return LabellingResult.model_validate(counts | label_shares(labeled))
 
 
-def train_by_dpo(runs: Sequence[Run]) -> list[AlignmentResult]:
+def train_by_dpo(runs: Sequence[tuple[Run, Recipe]]) -> list[AlignmentResult]:
     """Align the policies of runs by DPO on their labeled pairs, side by side where there are several workers.
 
     The result of each is stored as dpo.json, and read if it is stored.
     """
-    left = [run for run in runs if not _dpo_result(run).is_file()]
-    if left:
-        calls = [{"run": run, "recipe": run.recipe()} for run in left]
-        run_on_workers(train_dpo, calls, left[0].recipe().runtime, left[0].folder)
-    return [AlignmentResult.read(_dpo_result(run)) for run in runs]
+    calls = [{"run": run, "recipe": recipe} for run, recipe in runs if not _dpo_result(run).is_file()]
+    if calls:
+        run, recipe = runs[0]
+        run_on_workers(train_dpo, calls, recipe.runtime, run.folder)
+    return [AlignmentResult.read(_dpo_result(run)) for run, _ in runs]
 
 
 def _dpo_result(run: Run) -> Path:

@@ -26,7 +26,7 @@ from components.results import (
     OutcomeRecord,
 )
 from components.seeding import derive
-from tasks import data
+from tasks import alignment, data
 from tasks.evaluation import alpaca_eval, judging
 from tasks.flow_runs import FlowRunLink
 from tasks.policies import aligned_outcome, record_files
@@ -37,6 +37,7 @@ from tasks.tracking.run_tree import open_run_tracking, phase_tracking
 from tests.support.judges import LengthSection, with_judge
 from tests.support.policies import without_prefect
 from tests.support.preparation import preparation_report
+from tests.support.recipes import with_section
 from tests.support.results import federation_result
 
 ANNOTATOR = str(Path(__file__).resolve().parents[1] / "fixtures" / "alpaca_eval" / "always_second")
@@ -342,3 +343,25 @@ def test_prompts_without_an_output_of_the_reference_are_refused_when_the_data_ar
         data.prepare_data.fn(
             with_alpaca_eval(debug, reference_outputs=str(path)), prepared, tmp_path / "trees"
         )
+
+
+# --- DPO
+
+
+def test_dpo_has_the_recipe_of_the_phase_whose_task_runner_a_stage_of_dvc_does_not_store(
+    debug, tmp_path, monkeypatch
+):
+    run = create_run(debug, tmp_path / "run")
+    chosen = with_section(debug, "runtime", task_runner="ray", torch_threads=3)
+    called = []
+
+    def train(task, calls, runtime, folder):
+        called.extend([*calls, runtime])
+        policy = OutcomeRecord(kind="shared-policy", folder="final")
+        AlignmentResult(policy=policy, reference="base", metrics={}).write(run.alignment / "dpo.json")
+
+    monkeypatch.setattr(alignment, "run_on_workers", train)
+    for _ in range(2):  # the second time it is read
+        (result,) = alignment.train_by_dpo([(run, chosen)])
+        assert result.policy.folder == "final"
+    assert called == [{"run": run, "recipe": chosen}, chosen.runtime]
