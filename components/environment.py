@@ -155,6 +155,11 @@ def use_deterministic_kernels(device: str) -> None:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # untyped
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def release_memory() -> None:
     """Return memory that is not used: of malloc to the system, of torch's allocator to the GPUs.
 

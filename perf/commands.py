@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from components.environment import available_cores
 from perf import (
     cluster,
     gold_pairs,
@@ -23,7 +24,6 @@ from perf.orchestration import compare_orchestration
 from perf.peers.comparisons import compare_flower, compare_trl
 from perf.policy_costs import compare_generation
 from perf.step_costs import compare_dpo_steps, compare_steps, compare_waiting
-from tasks.devices import available_cores
 
 Measurement = Callable[[str, int], Ratios]
 """Of a recipe's name, and the number of timed runs of each kind."""

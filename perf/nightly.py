@@ -23,11 +23,11 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.states import Completed, Failed
 
 from components.config import UserError
-from components.environment import configure_libraries
+from components.environment import available_cores, configure_libraries
 from perf.commands import MEASUREMENTS
 from perf.harness import IDLE_LOAD, Ratios, prepare_process
 from perf.ratios import check_rule, judge, regression_tag, regressions, rows, summarize
-from tasks.devices import POOL, available_cores
+from tasks.devices import POOL
 from tasks.flow_runs import current_flow_run
 from tasks.runs import git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
-from components.environment import release_memory, use_deterministic_kernels
+from components.environment import available_cores, release_memory, use_deterministic_kernels
 from components.federation.clients.trainer import Trainer
 from components.federation.clients.worker import build_trainer
 from components.learning.reference_cache import ReferenceCache
@@ -278,11 +277,6 @@ def _has_dropout(settings: object) -> bool:
     if not isinstance(settings, dict):
         return False
     return bool(settings.get("dropout")) or any(map(_has_dropout, settings.values()))
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:

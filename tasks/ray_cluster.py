@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
-from components.environment import cublas_variables, malloc_variables
+from components.environment import available_cores, cublas_variables, malloc_variables
 from components.models.backbone import choose_devices
 from components.models.rewards.function import ALLOW_CODE
 from components.paths import home, without_credentials
@@ -87,8 +87,7 @@ def connect(runtime: RuntimeConfig) -> None:
     if runtime.ray_address is None:
         options |= {"include_dashboard": False, "num_gpus": len(gpus)}
         if gpus:  # Ray ends idle processes, with their models, where there are more than cores
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            options["_system_config"] = {"num_workers_soft_limit": cores + 2 * len(gpus)}
+            options["_system_config"] = {"num_workers_soft_limit": available_cores() + 2 * len(gpus)}
     try:
         _require_answer(runtime.ray_address)
         with _signal_handlers(), _visible(gpus):

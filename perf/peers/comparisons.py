@@ -53,7 +53,7 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
         AssertionError: a peer does other work.
     """
     from components.data.prepare import prepare
-    from tasks.devices import available_cores
+    from components.environment import available_cores
 
     if clients_at_once > available_cores():
         raise UserError(
@@ -85,7 +85,7 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
 
 
 def _flower_program(python: Path, folder: Path, clients_at_once: int, *arguments: str) -> Program:
-    from tasks.devices import available_cores
+    from components.environment import available_cores
 
     command = [str(python), "-c", RUN_FLOWER, str(folder), "--cores", str(available_cores())]
     command += ["--clients-at-once", str(clients_at_once), *arguments]
@@ -107,7 +107,7 @@ def compare_trl(name: str, repeats: int) -> Ratios:
         AssertionError: TRL does other work.
     """
     from components.data.prepare import prepare
-    from tasks.devices import available_cores
+    from components.environment import available_cores
 
     recipe = load_feddpo_recipe(name)
     python = peers_python()
@@ -144,7 +144,7 @@ def load_feddpo_recipe(name: str) -> Recipe:
 
 
 def _describe(name: str, recipe: Recipe) -> str:
-    from tasks.devices import available_cores
+    from components.environment import available_cores
 
     federation = recipe.federation
     return (

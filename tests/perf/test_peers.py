@@ -253,7 +253,7 @@ def test_a_recipe_of_another_method_is_refused_for_flower():
 
 
 def test_more_clients_at_once_than_cores_are_refused(monkeypatch):
-    monkeypatch.setattr("tasks.devices.available_cores", lambda: 2)
+    monkeypatch.setattr("components.environment.available_cores", lambda: 2)
     with pytest.raises(UserError, match="3 clients cannot train at once on 2 cores"):
         comparisons.compare_flower("debug", 1, clients_at_once=3)
 

@@ -21,6 +21,7 @@ import torch
 
 from components.config import RecipeError
 from components.data.records import read_rows
+from components.environment import available_cores
 from components.evaluation.accuracy import sample_evenly, sample_pairs
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.trainer import ClientResult
@@ -449,8 +450,8 @@ def test_a_lent_device_computes_with_the_recipes_threads(debug, thread_counts, t
 
 def test_a_lent_device_computes_with_all_cores_by_default(debug, thread_counts):
     with DevicePool().borrow(with_section(debug, "runtime", torch_threads=None).runtime):
-        assert thread_counts == [devices.available_cores()]
-    assert devices.available_cores() >= 1
+        assert thread_counts == [available_cores()]
+    assert available_cores() >= 1
 
 
 def attention_with_dropout():
