@@ -15,7 +15,7 @@ from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import Change, MeansByArm, find_changes
 from components.reporting.choices import choose_arms
 from components.reporting.claims import Finding, check_claims
-from components.reporting.fronts import Front, front_metrics, worst_rewards
+from components.reporting.fronts import complete_fronts
 from components.reporting.metrics import base_metrics, mean_metrics
 from components.reporting.page import to_html, to_markdown
 from components.reporting.units import CLIENTS, UnitsByMetric, run_units
@@ -83,20 +83,13 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
 
 def _add_fronts(results: BenchmarkResults, benchmark: Benchmark, seed: int) -> None:
     """The metrics of each front of a seed whose arms are all done."""
-    points = {}
-    for summaries in results.diagnostics.values():
-        for arm, runs in summaries.items():
-            point = runs[seed].front if seed in runs else None
-            if point is not None:
-                points[arm] = point
-    fronts: dict[str, Front] = {}
-    for name, arms in benchmark.fronts.items():
-        front: Front = {arm: point for arm in arms if (point := points.get(arm)) is not None}
-        if len(front) == len(arms):
-            fronts[name] = front
-    for name, front in fronts.items():
-        results.metrics.setdefault(name, {})[seed] = front_metrics(front, worst_rewards(fronts))
-        results.fronts.setdefault(name, {})[seed] = front
+    points = {
+        arm: point
+        for summaries in results.diagnostics.values()
+        for arm, runs in summaries.items()
+        if seed in runs and (point := runs[seed].front) is not None
+    }
+    results.add_fronts(seed, complete_fronts(benchmark.fronts, points))
 
 
 @task()

@@ -45,6 +45,11 @@ class Claim(Section):
     above: float | None = None
     """Strict lower bound; one of the two is set."""
 
+    @property
+    def limit(self) -> float:
+        """The minimum or the lower bound."""
+        return next(limit for limit in (self.at_least, self.above) if limit is not None)
+
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         claim = f"claim on {self.figure} of {self.arm}"

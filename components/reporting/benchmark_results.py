@@ -9,7 +9,7 @@ from typing import Any
 
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics.diagnostic import Summary
-from components.reporting.fronts import Front
+from components.reporting.fronts import Front, front_metrics, worst_rewards
 from components.reporting.units import Units
 from components.results import ContestFigures, CurvePoint
 
@@ -33,6 +33,12 @@ class BenchmarkResults:
     fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
     # rows of answers.json of the arms of fronts, of a front's first complete seed
     answers: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+
+    def add_fronts(self, seed: int, fronts: Mapping[str, Front]) -> None:
+        """Add the fronts of a seed, and their metrics."""
+        for name, front in fronts.items():
+            self.metrics.setdefault(name, {})[seed] = front_metrics(front, worst_rewards(fronts))
+            self.fronts.setdefault(name, {})[seed] = front
 
     @cached_property
     def pools(self) -> dict[str, ContestFigures]:

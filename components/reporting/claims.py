@@ -43,7 +43,10 @@ class Finding:
     """A claim and its numbers."""
 
     claim: str  # as text
+    figure: str  # label of what it is on
+    limit: float  # minimum or lower bound of the figure
     verdict: str  # HOLDS, FAILS or UNDECIDED
+    value: float | None  # the figure over all seeds; None if it was not measured
     low: float | None  # the 95% interval; None without one
     high: float | None
     reason: str  # why there is no interval, or what else a reader of the verdict must know
@@ -62,6 +65,7 @@ class _Measured:
 
     by_seed: Mapping[int, str]  # the numbers, as text
     overall: str = "-"
+    value: float | None = None  # the same as a number
     interval: tuple[float, float] | None = None  # None if there is none
     reason: str = ""  # why there is none
     drawn: str = "-"  # what the interval is over
@@ -103,12 +107,14 @@ def claims_table(findings: Sequence[Finding]) -> Table:
 def _check(claim: Claim, other: str | None, results: BenchmarkResults) -> Finding:
     if claim.figure == WINS:
         name = f"{claim.arm} against {other}"
-        words = f"{name}: share of wins among wins and losses"
+        figure = "share of wins among wins and losses"
+        words = f"{name}: {figure}"
         measured = _measure_wins(name, results)
     else:
         factor = "" if claim.times == 1 else f"{claim.times:g} x "
         difference = f" less {factor}{other}" if other else ""
-        words = f"{claim.arm}{difference}: {alias_of(claim.figure).label}"
+        figure = alias_of(claim.figure).label
+        words = f"{claim.arm}{difference}: {figure}"
         measured = _measure_figure(claim, other, results)
     verdict = UNDECIDED if measured.interval is None else _verdict(claim, *measured.interval)
     remarks = [measured.reason] if measured.reason else []
@@ -119,7 +125,10 @@ def _check(claim: Claim, other: str | None, results: BenchmarkResults) -> Findin
     low, high = measured.interval or (None, None)
     return Finding(
         claim=f"{words} {_limit_words(claim)}",
+        figure=figure,
+        limit=claim.limit,
         verdict=verdict,
+        value=measured.value,
         low=low,
         high=high,
         reason=", ".join(remarks),
@@ -131,16 +140,14 @@ def _check(claim: Claim, other: str | None, results: BenchmarkResults) -> Findin
 
 def _verdict(claim: Claim, low: float, high: float) -> str:
     if claim.at_least is not None:
-        limit = claim.at_least - ROUNDING
-        holds, fails = low >= limit, high < limit
+        holds, fails = low >= claim.limit - ROUNDING, high < claim.limit - ROUNDING
     else:
-        limit = (math.nan if claim.above is None else claim.above) + ROUNDING
-        holds, fails = low > limit, high <= limit
+        holds, fails = low > claim.limit + ROUNDING, high <= claim.limit + ROUNDING
     return HOLDS if holds else FAILS if fails else UNDECIDED
 
 
 def _limit_words(claim: Claim) -> str:
-    return f"at least {claim.at_least:g}" if claim.at_least is not None else f"above {claim.above:g}"
+    return f"{'above' if claim.at_least is None else 'at least'} {claim.limit:g}"
 
 
 # --- wins
@@ -158,12 +165,13 @@ def _measure_wins(name: str, results: BenchmarkResults) -> _Measured:
     decided = {unit for outcomes in seeds for unit, won_and_lost in outcomes.items() if any(won_and_lost)}
     if not decided:
         return _Measured(by_seed, overall, reason="0 wins to 0 losses")
+    share = pool.wins / (pool.wins + pool.losses)
     if len(seeds) == 1:
-        return _Measured(by_seed, overall, reason=ONE_SEED)
+        return _Measured(by_seed, overall, share, reason=ONE_SEED)
     numbers = generator(results.seeds[0], "claim", WINS, name)
     interval = share_interval(seeds, len(decided), results.resamples, numbers)
     drawn = _drawn_words([len(prompts) for prompts in seeds], PROMPTS)
-    return _Measured(by_seed, overall, interval, drawn=drawn)
+    return _Measured(by_seed, overall, share, interval, drawn=drawn)
 
 
 def _outcomes(contest: Contest) -> Stratum:
@@ -225,15 +233,16 @@ def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) 
     terms = {seed: [own[seed] for own in by_arm.values()] for seed in shared}
     by_seed = {seed: _difference_words(own) for seed, own in terms.items()}
     totals = {seed: sum(term.factor * term.value for term in own) for seed, own in terms.items()}
-    overall = f"mean {np.mean(list(totals.values())):.3f}"
+    mean = float(np.mean(list(totals.values())))
+    overall = f"mean {mean:.3f}"
     reason = _why_no_interval(claim.figure, terms, totals)
     if reason:
-        return _Measured(by_seed, overall, reason=reason)
+        return _Measured(by_seed, overall, mean, reason=reason)
     numbers = generator(results.seeds[0], "claim", claim.figure, *factors)
     paired = all(map(_are_paired, terms.values()))
     seeds = [_strata(own, paired) for own in terms.values()]
     interval = mean_interval(seeds, results.resamples, numbers)
-    return _Measured(by_seed, overall, interval, drawn=_drawn_by(list(terms.values()), paired))
+    return _Measured(by_seed, overall, mean, interval, drawn=_drawn_by(list(terms.values()), paired))
 
 
 def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: Mapping[int, float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 Front = Mapping[str, FrontPoint]
 """Points of a front, by arm."""
+
+
+def complete_fronts(arms: Mapping[str, Sequence[str]], points: Mapping[str, FrontPoint]) -> dict[str, Front]:
+    """The fronts of which every arm has a point.
+
+    Args:
+        arms: of each front.
+        points: by arm, of one seed.
+    """
+    return {
+        name: {arm: points[arm] for arm in own} for name, own in arms.items() if points.keys() >= set(own)
+    }
 
 
 def front_metrics(front: Front, worst: Mapping[str, float]) -> dict[str, float]:

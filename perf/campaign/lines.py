@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from components.results import finite_or_none
 
 if TYPE_CHECKING:
     from components.evaluation.contests import Contest
+    from components.reporting.benchmark_results import BenchmarkResults
 
 FINISHED = "finished"
 FAILED = "failed"
@@ -25,6 +27,9 @@ CONTESTS = "contests"
 """Kinds of lines: a run, and the contests between the arms of a seed."""
 PUBLISHED = Path("docs", "results", "data")
 """Folder of the collected lines in a checkout."""
+
+RESAMPLES = 10_000
+"""Of the bootstrap of the claims of collected lines."""
 
 Line = dict[str, Any]
 
@@ -92,6 +97,65 @@ def collect(source: Path, checkout: Path) -> dict[str, int]:
             write_atomically(target, earlier + "".join(f"{text}\n" for text in new).encode())
         counts[path.stem] = len(new)
     return counts
+
+
+def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResults:
+    """The results of a family's finished runs and contests, of which its claims and tables are functions.
+
+    A line has the combined verdict of both orders of a pair, so that what depends on the single orders
+    (the position consistency) is not among them.
+
+    Args:
+        lines: of the family; of several lines of a run or contest the last one counts.
+        benchmark: of the family.
+    """
+    from components.evaluation.diagnostics.diagnostic import FrontPoint
+    from components.reporting.benchmark_results import BenchmarkResults
+    from components.reporting.fronts import complete_fronts
+    from components.reporting.units import Units
+
+    results = BenchmarkResults(benchmark.seeds, RESAMPLES)
+    points: dict[int, dict[str, FrontPoint]] = {}
+    for line in lines:
+        arm, seed = line["arm"], line["seed"]
+        if line["status"] != FINISHED or seed not in benchmark.seeds:
+            continue
+        for name, contest in line["contests"].items():
+            results.contests.setdefault(name, {})[seed] = _read_contest(contest)
+        if line["kind"] == RUN and arm in benchmark.arms:
+            results.metrics.setdefault(arm, {})[seed] = _numbers(line["metrics"])
+            results.units.setdefault(arm, {})[seed] = {
+                name: Units(units["unit"], units["groups"]) for name, units in line["units"].items()
+            }
+            results.base.setdefault(seed, _numbers(line["base"]))
+            results.judges.setdefault(seed, _numbers(line["judge"]))
+            results.commits[f"{arm}-seed-{seed}"] = line["commits"]
+            if "front" in line:
+                points.setdefault(seed, {})[arm] = FrontPoint(**line["front"])
+    for seed, by_arm in points.items():
+        results.add_fronts(seed, complete_fronts(benchmark.fronts, by_arm))
+    return results
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The numbers of a line, in which null is one that is not finite."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+def _read_contest(line: Line) -> Contest:
+    """A contest with the combined verdict of each pair as the verdict of both orders."""
+    from components.evaluation.contests import Contest
+    from components.evaluation.winrate import Verdict
+
+    verdicts = [Verdict(verdict) for verdict in line["verdicts"]]
+    return Contest(
+        prompts=line["prompts"],
+        original=verdicts,
+        swapped=[verdict.swapped() for verdict in verdicts],
+        equal=[False] * len(verdicts),
+        ours=line["ours"],
+        theirs=line["theirs"],
+    )
 
 
 def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure: str = "") -> Line:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,9 @@ class Family(Section):
     based_on: dict[str, str] = Field(
         default_factory=dict,
         description="By arm, the choice whose settings precede the arm's own, for ablations.",
+    )
+    minutes: float = Field(
+        math.nan, description="Of a run on two cores: an estimate until runs of its arm are finished."
     )
     disabled: str = Field("", description="Why the family is not run; empty: it is.")
 

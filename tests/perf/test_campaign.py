@@ -1,6 +1,7 @@
 """The campaign: what it runs and skips, failures, pauses, kills, choices, and its collected lines."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -15,7 +17,7 @@ from components.benchmarks import arm_recipe
 from components.config import RecipeError
 from perf.campaign import __main__ as command
 from perf.campaign import worker as module
-from perf.campaign.lines import CampaignError, append_line, collect, read_lines
+from perf.campaign.lines import CampaignError, append_line, collect, read_lines, read_results
 from perf.campaign.plan import LIST, check_campaign, items, read_campaign, recipe_hash
 from perf.campaign.worker import Place, Worker, is_running, locked, signal_group
 from tests.support.pipeline import ROOT, environment_without
@@ -448,7 +450,7 @@ def test_a_killed_campaign_resumes_its_run_and_records_it_once(write_list, tmp_p
         "arms": {"FedBis": [], "FedDPO": ["federation.method=feddpo"]},
         "contests": [["FedBis", "FedDPO"]],
     }
-    write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}}, plan=plan)
+    benchmark = write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}}, plan=plan).benchmark("all")
     run = tmp_path / "home" / "runs" / "all" / "FedBis-seed-0"
     killed = start(tmp_path)
     wait_until(lambda: list(run.glob("federation/commits/0*1.json")), killed)
@@ -475,6 +477,48 @@ def test_a_killed_campaign_resumes_its_run_and_records_it_once(write_list, tmp_p
     assert first["seconds"] > 0
     assert len(lines[2]["contests"]["FedBis against FedDPO"]["verdicts"]) == 8
     assert (place.family("all") / "report" / "report.md").is_file()
+    assert_lines_have_the_results(lines, place.family("all"), benchmark)
+
+
+def assert_lines_have_the_results(lines, folder, benchmark):
+    """Lines have all that claims and tables are functions of."""
+    from tasks.benchmark_report import read_results as read_folder
+
+    collected, measured = read_results(lines, benchmark), read_folder(folder, benchmark)
+    for name in ("metrics", "units", "base", "judges", "commits", "fronts"):
+        np.testing.assert_equal(getattr(collected, name), getattr(measured, name), err_msg=name)
+    assert collected.contests.keys() == measured.contests.keys() - {"base policy against the references"}
+    for name, by_seed in collected.contests.items():
+        for seed, contest in by_seed.items():
+            expected = measured.contests[name][seed]
+            assert contest.verdicts == expected.verdicts
+            assert contest.prompts == expected.prompts
+            assert contest.win_rate() == expected.win_rate()
+
+
+def run_line(arm, seed, **changes):
+    """A line of a finished run of two objectives."""
+    front = {
+        "scores": {"a": seed + 1.0, "b": 2.0},
+        "base_scores": {"a": 0.0, "b": 0.0},
+        "preferences": {"a": 1.0, "b": 1.0},
+    }
+    line = {"kind": "run", "family": "all", "arm": arm, "seed": seed, "status": "finished", "seconds": 60}
+    line |= {"commits": ["c"], "metrics": {"after/accuracy/mean": 0.5, "align/kl_sequence": None}}
+    return line | {"units": {}, "base": {}, "judge": {}, "contests": {}, "front": front} | changes
+
+
+def test_the_last_line_of_a_run_counts_and_failed_ones_and_other_arms_do_not(write_list):
+    arms = {"fronts": {"both": ["FedBis", "FedDPO"]}, "seeds": [0, 1]}
+    benchmark = write_list().benchmark("all").model_copy(update=arms)
+    lines = [run_line("FedBis", 0), run_line("FedBis", 0, metrics={"after/accuracy/mean": 0.75})]
+    lines += [run_line("FedBis", 1, status="failed"), run_line("other", 0), run_line("FedBis", 7)]
+    results = read_results(lines, benchmark)
+    assert results.metrics == {"FedBis": {0: {"after/accuracy/mean": 0.75}}}
+    assert results.fronts == {}
+    results = read_results([*lines, run_line("FedDPO", 0)], benchmark)
+    assert results.metrics["both"][0]["front/hypervolume"] == pytest.approx(2.0)
+    assert math.isnan(results.metrics["FedDPO"][0]["align/kl_sequence"])
 
 
 @pytest.mark.slow

@@ -188,7 +188,19 @@ def answers(text, prompts):
 @pytest.fixture(scope="module")
 def page():
     """The report of two arms."""
-    finding = Finding("FedBis: own taste at least 0.5", HOLDS, 0.5, 0.6, "", "2 seeds", "0: 0.5", "mean 0.5")
+    finding = Finding(
+        "FedBis: own taste at least 0.5",
+        "own taste",
+        0.5,
+        HOLDS,
+        0.5,
+        0.5,
+        0.6,
+        "",
+        "2 seeds",
+        "0: 0.5",
+        "mean 0.5",
+    )
     curve = [{"round": 0, "reward": 0.0}, {"round": 2, "reward": 1.0}]
     samples = {"one": answers("one", ["d", "a", "a#1", "b"]), "two": answers("two", ["a#1", "a"])}
     results = BenchmarkResults(

@@ -85,6 +85,8 @@ def test_a_claim_is_decided_where_the_whole_interval_is_on_one_side(limit, verdi
     assert (finding.low, finding.high) == pytest.approx((0.8, 0.9))
     assert finding.by_seed == "0: 0.900; 1: 0.800; 2: 0.850"
     assert finding.overall == "mean 0.850"
+    assert finding.value == pytest.approx(0.85)
+    assert (finding.figure, finding.limit) == ("common taste", next(iter(limit.values())))
     assert finding.drawn == "3 seeds"
 
 

@@ -541,8 +541,22 @@ def test_a_benchmarks_claims_are_tags_with_their_intervals_whose_bounds_are_metr
     run, debug, client, tmp_path
 ):
     parent = open_run_tracking.fn(run, debug, LINK)
-    decided = Finding("A less B: summed above 0", "holds", 0.1, 0.25, "", "2 seeds x 3 clients", "-", "-")
-    unknown = Finding("A: own above 0", "undecided", None, None, "not measured: A", "-", "-", "-")
+    decided = Finding(
+        "A less B: summed above 0",
+        "summed",
+        0.0,
+        "holds",
+        0.2,
+        0.1,
+        0.25,
+        "",
+        "2 seeds x 3 clients",
+        "-",
+        "-",
+    )
+    unknown = Finding(
+        "A: own above 0", "own", 0.0, "undecided", None, None, None, "not measured: A", "-", "-", "-"
+    )
     (tmp_path / "report").mkdir()
     means = {"A": {"summed": 0.5}}
     log_benchmark_report.fn(parent, NIGHTLY, tmp_path / "report", means, [decided, unknown], [])

@@ -1,0 +1,81 @@
+"""The pages of results are what the collected lines give."""
+
+import math
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from components.paths import PACKAGE
+from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding
+from docs.generate_results import (
+    FOLDER,
+    PAPERS,
+    FamilyResults,
+    Results,
+    counts_sentence,
+    draw_claims,
+    files,
+)
+from perf.campaign.lines import PUBLISHED
+from perf.campaign.plan import LIST, read_campaign
+
+DECISIVE = "summarization-decisive"
+
+
+@pytest.fixture(scope="module")
+def results():
+    """The results of the project's campaign."""
+    return Results(read_campaign(LIST, Path("campaign")), PACKAGE / PUBLISHED)
+
+
+def finding(verdict, value=0.5, low=0.4, high=0.6, figure="wins", limit=0.5):
+    return Finding(f"A: {figure} above {limit}", figure, limit, verdict, value, low, high, "", "-", "-", "-")
+
+
+@pytest.mark.slow
+def test_pages_and_pictures_are_current(results):
+    outdated = [path.name for path, own in files(results).items() if path.read_bytes() != own]
+    assert outdated == [], "run python docs/generate_results.py"
+
+
+def test_a_picture_follows_the_opening_sentence_of_every_page():
+    for page in ("index.md", *(page for page, _ in PAPERS.values())):
+        _, mark, _, picture, *_ = (FOLDER / page).read_text(encoding="utf-8").split("\n\n")
+        assert mark.startswith("<!-- results: ")
+        assert (FOLDER / picture.partition("(")[2].rstrip(")")).is_file()
+
+
+def test_every_claim_of_a_family_is_on_the_page_of_its_paper(results):
+    on_pages = {name for _, names in PAPERS.values() for name in names}
+    assert on_pages == {name for name, family in results.families.items() if family.benchmark.claims}
+    for page, names in PAPERS.values():
+        text = (FOLDER / page).read_text(encoding="utf-8")
+        assert all(f"<!-- results: claims {name} -->" in text for name in names)
+
+
+def test_a_sentence_counts_the_verdicts():
+    findings = [finding(HOLDS), finding(FAILS), finding(FAILS), finding(UNDECIDED, None, None, None)]
+    words = counts_sentence("claims", findings)
+    assert words == "Of 4 claims, 1 holds, 2 fail and 1 is undecided, of which 1 was not measured."
+    assert counts_sentence("claims", [finding(HOLDS)]) == "Of 1 claims, 1 holds, 0 fail and 0 are undecided."
+
+
+def test_a_picture_has_the_measured_claims_on_each_figure():
+    """Equal claims give equal files, and another interval another one."""
+    findings = [finding(HOLDS), finding(FAILS, figure="KL", limit=2.0), finding(UNDECIDED, None, None, None)]
+    picture = draw_claims(findings)
+    groups = [each.get("id", "") for each in ElementTree.fromstring(picture).iter()]
+    assert sum(name.startswith("axes_") for name in groups) == 2
+    assert draw_claims(findings) == picture
+    assert draw_claims([finding(HOLDS, low=0.45), *findings[1:]]) != picture
+    assert draw_claims([finding(HOLDS, low=0.40004), *findings[1:]]) == picture
+
+
+def test_missing_hours_follow_from_finished_runs_of_the_arm_or_the_estimate(results):
+    benchmark = results.families[DECISIVE].benchmark.model_copy(update={"seeds": [0, 1]})
+    line = {"kind": "run", "arm": "FedBis", "seed": 0, "seconds": 7200}
+    family = FamilyResults("all", benchmark, 30, [line])
+    assert len(family.missing) == len(family.runs) - 1 == 7
+    assert family.missing_hours == pytest.approx(2 + 6 * 0.5)
+    assert math.isnan(FamilyResults("all", benchmark, math.nan, [line]).missing_hours)
