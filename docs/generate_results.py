@@ -1,7 +1,7 @@
 """Generates the tables and pictures of docs/results/ from the results of the campaign.
 
-python docs/generate_results.py            # writes into docs/results/ and docs/images/results/
-python docs/generate_results.py --check    # exit status 1 if a page or a picture is not current
+python -m docs.generate_results            # writes into docs/results/ and docs/images/results/
+python -m docs.generate_results --check    # exit status 1 if a page or a picture is not current
 
 The source is docs/results/data/<family>.jsonl, the collected lines of perf/campaign. What stands between
 the comments `results: PART FAMILY` and `end` of a page is generated; PART is the name of a function of
@@ -196,9 +196,9 @@ def contests(results: Results, names: Sequence[str]) -> str:
 
 
 def runs(results: Results, names: Sequence[str]) -> str:
-    """The finished runs of families, and the hours of the others."""
+    """The finished runs of families, and the hours of the others; without names of all families."""
     rows = []
-    for name in names:
+    for name in names or results.families:
         family = results.families[name]
         minutes = [seconds / 60 for own in family.seconds.values() for seconds in own]
         rows.append(
@@ -346,14 +346,14 @@ def files(results: Results) -> dict[Path, bytes]:
 
 def main() -> int:
     """Write the pages and pictures, or check that they are current; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python docs/generate_results.py")
+    parser = argparse.ArgumentParser(prog="python -m docs.generate_results")
     parser.add_argument("--check", action="store_true", help="check that they are current")
     check = parser.parse_args().check
     content = files(Results(read_campaign(LIST, Path("campaign")), PACKAGE / PUBLISHED))
     outdated = [path for path, own in content.items() if not path.is_file() or path.read_bytes() != own]
     if check and outdated:
         names = ", ".join(path.name for path in outdated)
-        print(f"docs/results: {names} not current: run python docs/generate_results.py", file=sys.stderr)
+        print(f"docs/results: {names} not current: run python -m docs.generate_results", file=sys.stderr)
         return 1
     PICTURES.mkdir(parents=True, exist_ok=True)
     for path in outdated:
