@@ -1,11 +1,12 @@
 """Estimated time of the recipes of paper scale on one GPU, as a table.
 
-    python -m perf gpu-estimates [--bf16 989e12] [--fp32 67e12] [--bandwidth 3.35e12] ...
+    python -m perf gpu-estimates [--bf16 989e12] [--tf32 494.7e12] [--fp32 67e12] [--bandwidth 3.35e12] ...
 
 Nothing is measured, and no GPU is needed. The operations of training are those of
 components/estimates.py; those of sampling, scoring, labeling and judging are counted here. All
 sequences have full length. "Before" is without the fused LoRA layer in bf16
-(components/models/fused_lora.py): the factors were multiplied in fp32.
+(components/models/fused_lora.py), where the factors were multiplied in fp32, and without TF32 in frozen
+rewards (components/models/tf32.py).
 
 Left out: loading, the accuracy on held-out pairs where the size of the data is not known, the scores by
 which FedBiscuit assigns clients, the KL to the reference, and all elementwise operations.
@@ -17,8 +18,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
 from components.config import BackboneConfig, LoraConfig, MultiObjective, Recipe, SelectorConfig
@@ -34,6 +36,7 @@ from perf.products import (
     SINGLE,
     Gpu,
     Model,
+    Precision,
     Products,
     add_up,
     cache_bytes,
@@ -55,6 +58,7 @@ COLUMNS = (
     "bound",
 )
 HOUR = 3600
+Rate = Annotated[float, typer.Option(help="Rate of dense matrix products in this type (FLOP per second).")]
 
 
 @dataclass(frozen=True)
@@ -116,13 +120,21 @@ def read_configs() -> dict[str, dict[str, Any]]:
 class PaperModels:
     """The models of recipes of paper scale, by their published shapes."""
 
-    def __init__(self, fused: bool = True) -> None:
-        self.fused = fused
+    def __init__(self, now: bool = True) -> None:
+        self.now = now
         self._configs = read_configs()
 
-    def model(self, backbone: BackboneConfig, lora: LoraConfig | None, fp32: bool = False) -> Model:
+    def model(
+        self, backbone: BackboneConfig, lora: LoraConfig | None, precision: Precision = "bf16"
+    ) -> Model:
         shape = ModelShape.from_config(self._configs[backbone.name], backbone)
-        return Model(shape, lora, self.fused, fp32, backbone.quantization == "8bit")
+        return Model(shape, lora, self.now, precision, backbone.quantization == "8bit")
+
+    def classifier(self, reward: ClassifierReward) -> Model:
+        """A frozen reward, which did not use TF32 before."""
+        single: Precision = "tf32" if reward.tf32 and self.now else "fp32"
+        precision = single if reward.dtype == "float32" else "bf16"
+        return self.model(BackboneConfig(name=reward.name), None, precision)
 
 
 @dataclass(frozen=True)
@@ -178,9 +190,9 @@ def forward_part(model: Model, sequences: float, tokens: int, rows: int, positio
 def estimates(recipe: Recipe, data: Data) -> list[Estimate]:
     """The stages of a recipe whose rows are known, in the order of a run."""
     stages = {name: Estimate(name, rows) for name, rows, _ in _parts(recipe, data, PaperModels())}
-    for fused in (True, False):
-        for name, _, part in _parts(recipe, data, PaperModels(fused)):
-            (stages[name].now if fused else stages[name].before).append(part)
+    for now in (True, False):
+        for name, _, part in _parts(recipe, data, PaperModels(now)):
+            (stages[name].now if now else stages[name].before).append(part)
     return list(stages.values())
 
 
@@ -227,7 +239,7 @@ def _tree_parts(recipe: Recipe, thoughts: ThoughtsConfig, models: PaperModels) -
             evaluator.batch_size,
             batch * frontier * thoughts.children,
             1,
-            policy.max_prompt_tokens + thoughts.max_thought_tokens,
+            evaluator.max_prompt_tokens,
             evaluator.max_new_tokens,
             calls,
         )
@@ -294,8 +306,8 @@ def _multi_objective_parts(recipe: Recipe, objective: MultiObjective, models: Pa
         yield "log-probabilities", config.batch_size, part
     for reward in recipe.rewards.values():
         if isinstance(reward, ClassifierReward):
-            classifier = models.model(BackboneConfig(name=reward.name), None, reward.dtype == "float32")
             length = min(tokens, reward.max_length)
+            classifier = models.classifier(reward)
             part = forward_part(classifier, completions, length, reward.batch_size, positions=0)
             yield "rewards", reward.batch_size, part
     minibatches = ppo.epochs * math.ceil(config.batch_size / stage.step.rows)
@@ -397,20 +409,31 @@ def _line(cells: Sequence[str]) -> str:
 def describe(gpu: Gpu) -> str:
     """The assumptions as a line."""
     return (
-        f"Assumed: {gpu.bf16 / 1e12:.4g} TFLOP/s in bf16, {gpu.fp32 / 1e12:.4g} in fp32 and"
-        f" {gpu.bandwidth / 1e12:.4g} TB/s (the defaults are of NVIDIA's data sheet of the H100 SXM), of"
-        f" which {gpu.product_share:.0%} for products and {gpu.bandwidth_share:.0%} of the bandwidth are"
-        f" reached; {gpu.launch * 1e6:.4g} µs of the host per product; all sequences have full length."
+        f"Assumed: {gpu.bf16 / 1e12:.4g} TFLOP/s in bf16, {gpu.tf32 / 1e12:.4g} in TF32,"
+        f" {gpu.fp32 / 1e12:.4g} in fp32 and {gpu.bandwidth / 1e12:.4g} TB/s (the defaults are of NVIDIA's"
+        f" data sheet of the H100 SXM), of which {gpu.product_share:.0%} for products and"
+        f" {gpu.bandwidth_share:.0%} of the bandwidth are reached; {gpu.launch * 1e6:.4g} µs of the host per"
+        " product; all sequences have full length."
     )
 
 
 def show_estimates(
-    bf16: float = Gpu.bf16,
-    fp32: float = Gpu.fp32,
-    bandwidth: float = Gpu.bandwidth,
-    product_share: float = Gpu.product_share,
-    bandwidth_share: float = Gpu.bandwidth_share,
-    launch: float = Gpu.launch,
+    bf16: Rate = Gpu.bf16,
+    tf32: Rate = Gpu.tf32,
+    fp32: Rate = Gpu.fp32,
+    bandwidth: Annotated[
+        float, typer.Option(help="Bandwidth of the GPU's memory (bytes per second).")
+    ] = Gpu.bandwidth,
+    product_share: Annotated[
+        float, typer.Option(help="Share of the rates that is reached, from 0 to 1.")
+    ] = Gpu.product_share,
+    bandwidth_share: Annotated[
+        float, typer.Option(help="Share of the bandwidth that is reached, from 0 to 1.")
+    ] = Gpu.bandwidth_share,
+    launch: Annotated[
+        float,
+        typer.Option(help="Time of the host per matrix product, with what is between two of them (seconds)."),
+    ] = Gpu.launch,
 ) -> None:
     """Estimated time of the recipes of paper scale on one GPU. Nothing is measured."""
-    print(table(Gpu(bf16, fp32, bandwidth, product_share, bandwidth_share, launch)))
+    print(table(Gpu(bf16, tf32, fp32, bandwidth, product_share, bandwidth_share, launch)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from components.config import LoraConfig
 from components.models.memory import SHARED_INPUTS, ModelShape, StepShape
@@ -17,15 +18,19 @@ from components.models.memory import SHARED_INPUTS, ModelShape, StepShape
 HALF = 2  # bytes of a value in bf16
 SINGLE = 4
 
+Precision = Literal["bf16", "tf32", "fp32"]
+"""Of products; also the name of their rate in Gpu."""
+
 
 @dataclass(frozen=True)
 class Gpu:
     """A GPU: rates of its data sheet, and the shares of them that are assumed to be reached."""
 
     bf16: float = 989e12  # operations per second of dense products
+    tf32: float = 494.7e12  # of fp32 values that are rounded for the product
     fp32: float = 67e12
     bandwidth: float = 3.35e12  # bytes per second
-    product_share: float = 0.4  # of both rates
+    product_share: float = 0.4  # of the rates
     bandwidth_share: float = 0.6
     launch: float = 30e-6  # seconds of the host per product, with the operations between products
 
@@ -37,17 +42,17 @@ class Products:
     number: float
     flops: float
     bytes: float  # of operands and results
-    fp32: bool = False
+    precision: Precision = "bf16"
 
     def times(self, passes: float) -> Products:
-        return Products(self.number * passes, self.flops * passes, self.bytes * passes, self.fp32)
+        return Products(self.number * passes, self.flops * passes, self.bytes * passes, self.precision)
 
     def seconds(self, gpu: Gpu) -> dict[str, float]:
         """The time by what bounds it."""
-        precision = "fp32" if self.fp32 else "bf16"
-        compute = self.flops / (gpu.product_share * (gpu.fp32 if self.fp32 else gpu.bf16))
+        rate: float = getattr(gpu, self.precision)
+        compute = self.flops / (gpu.product_share * rate)
         memory = self.bytes / (gpu.bandwidth_share * gpu.bandwidth)
-        return {f"{precision} products": compute} if compute >= memory else {"bandwidth": memory}
+        return {f"{self.precision} products": compute} if compute >= memory else {"bandwidth": memory}
 
 
 def time_of(products: Iterable[Products], gpu: Gpu) -> dict[str, float]:
@@ -77,18 +82,23 @@ class Model:
     shape: ModelShape
     lora: LoraConfig | None = None  # None without an adapter
     fused: bool = True  # bf16 layers with LoRA are fused; before, their factors were multiplied in fp32
-    fp32: bool = False  # the backbone is in fp32
+    precision: Precision = "bf16"  # of the products with the backbone's weights; tf32 has fp32 weights
     eight_bit: bool = False  # the linear layers are; their products count as bf16 ones
     own_head: bool = False  # a client's own head, which is in fp32 and trained
 
     @property
     def value_bytes(self) -> int:
-        return SINGLE if self.fp32 else HALF
+        return HALF if self.precision == "bf16" else SINGLE
 
     @property
-    def fp32_factors(self) -> bool:
-        """Whether products with LoRA's factors are in fp32: without the fused function, they all are."""
-        return self.fp32 or self.eight_bit or not (self.fused and self.shape.family.fused)
+    def factor_precision(self) -> Precision:
+        """That of products with LoRA's factors: without the fused function, they all are in fp32."""
+        fused = self.fused and self.shape.family.fused and not self.eight_bit
+        return "bf16" if fused and self.precision == "bf16" else "fp32"
+
+    @property
+    def factor_bytes(self) -> int:
+        return HALF if self.factor_precision == "bf16" else SINGLE
 
     def head_bytes(self, positions: float, vocabulary: int) -> float:
         """Bytes of the operands and results of a product with so many rows of the head."""
@@ -128,26 +138,25 @@ def training_products(model: Model, step: StepShape, backwards: int = 1) -> list
     targets = shape.targets(lora)
     factor_values = shape.layers * tokens * sum(i + o + 2 * lora.r for _, i, o in targets)
     factor_flops = 2 * tokens * shape.lora_values(lora)
-    factor_size = SINGLE if model.fp32_factors else HALF
     head_passes = 1 + backwards * (2 if model.own_head else 1)
     return [
         Products(
             number=frozen,
             flops=linear * passes + attention * (forwards + 2 * backwards),
             bytes=(widths * model.value_bytes + model.weights()) * passes,
-            fp32=model.fp32,
+            precision=model.precision,
         ),
         Products(
             number=factors,
             flops=factor_flops * (1 + 2 * backwards),
-            bytes=factor_values * factor_size * (1 + 2 * backwards),
-            fp32=model.fp32_factors,
+            bytes=factor_values * model.factor_bytes * (1 + 2 * backwards),
+            precision=model.factor_precision,
         ),
         Products(
             number=head_passes,
             flops=logits * head_passes,
             bytes=model.head_bytes(positions, vocabulary) * head_passes,
-            fp32=model.own_head or step.one_position or model.fp32,
+            precision="fp32" if model.own_head or step.one_position else model.precision,
         ),
     ]
 
@@ -203,25 +212,24 @@ def forward_products(
             number=shape.layers * len(shape.linears),
             flops=linear + attention,
             bytes=model.weights() + widths * model.value_bytes + cache,
-            fp32=model.fp32,
+            precision=model.precision,
         ),
         Products(
             number=1,
             flops=2 * positions * shape.vocabulary * shape.hidden,
             bytes=model.head_bytes(positions, shape.vocabulary),
-            fp32=model.own_head or model.fp32,
+            precision="fp32" if model.own_head else model.precision,
         ),
     ]
     if model.lora is not None:
         targets = shape.targets(model.lora)
-        size = SINGLE if model.fp32_factors else HALF
         values = shape.layers * computed * sum(i + o + 2 * model.lora.r for _, i, o in targets)
         products.append(
             Products(
                 number=2 * shape.layers * len(targets),
                 flops=2 * computed * model.adapter_values(),
-                bytes=values * size + model.adapter_values() * SINGLE,
-                fp32=model.fp32_factors,
+                bytes=values * model.factor_bytes + model.adapter_values() * SINGLE,
+                precision=model.factor_precision,
             )
         )
     return products

@@ -31,7 +31,7 @@ from perf.products import Gpu, Model, Products, count_layer_products, time_of, t
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "gpu-estimates.md"
 ALL_LINEAR = LoraConfig(target_modules="all-linear")
-PLAIN = Gpu(bf16=100, fp32=10, bandwidth=50, product_share=0.5, bandwidth_share=0.2, launch=0.25)
+PLAIN = Gpu(bf16=100, tf32=50, fp32=10, bandwidth=50, product_share=0.5, bandwidth_share=0.2, launch=0.25)
 
 
 def shape_of(name):
@@ -105,22 +105,23 @@ def test_a_backward_pass_for_each_objective_costs_what_one_costs():
 
 
 @pytest.mark.parametrize(
-    ("name", "eight_bit", "fp32"),
+    ("name", "eight_bit", "precision"),
     [
-        ("google/gemma-2b", False, False),
-        ("google/gemma-2b", True, True),
-        ("distilbert/distilgpt2", False, True),
+        ("google/gemma-2b", False, "bf16"),
+        ("google/gemma-2b", True, "fp32"),
+        ("distilbert/distilgpt2", False, "fp32"),
     ],
 )
-def test_factors_are_in_fp32_where_the_fused_function_is_not_used(name, eight_bit, fp32):
+def test_factors_are_in_fp32_where_the_fused_function_is_not_used(name, eight_bit, precision):
     model = Model(shape_of(name), ALL_LINEAR, eight_bit=eight_bit)
-    assert model.fp32_factors is fp32
-    assert Model(shape_of(name), ALL_LINEAR, fused=False).fp32_factors
+    assert model.factor_precision == precision
+    assert Model(shape_of(name), ALL_LINEAR, fused=False).factor_precision == "fp32"
 
 
 def test_products_take_the_time_of_what_bounds_them():
     assert Products(1, flops=200, bytes=10).seconds(PLAIN) == {"bf16 products": 4.0}
-    assert Products(1, flops=200, bytes=10, fp32=True).seconds(PLAIN) == {"fp32 products": 40.0}
+    assert Products(1, flops=200, bytes=10, precision="tf32").seconds(PLAIN) == {"tf32 products": 8.0}
+    assert Products(1, flops=200, bytes=10, precision="fp32").seconds(PLAIN) == {"fp32 products": 40.0}
     assert Products(1, flops=200, bytes=100).seconds(PLAIN) == {"bandwidth": 10.0}
     products = [Products(1, flops=200, bytes=10), Products(1, flops=50, bytes=20)]
     assert time_of(products, PLAIN) == {"bf16 products": 4.0, "bandwidth": 2.0}
@@ -181,6 +182,27 @@ def test_trees_of_depth_3_have_14_thoughts_that_are_written_and_scored():
     assert evaluator == 2 * tokens * 2 * 152064 * 5120
     levels = [sum(each.flops for each in part.products) for part in by_name["thoughts"].now[1::2]]
     assert levels[1:] == pytest.approx([2 * levels[0], 4 * levels[0]])
+
+
+def test_prompts_of_the_evaluator_have_its_full_length():
+    by_name = {each.name: each for each in estimates(load_recipe("reasoning/paper"), Data())}
+    prefill = by_name["scores of thoughts"].now[0].products[0]
+    shape = shape_of("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B")
+    linear = shape.layers * sum(inputs * outputs for _, inputs, outputs in shape.linears)
+    attention = 2 * shape.layers * 320 * shape.heads * shape.head_dim
+    assert prefill.flops == pytest.approx(2 * 2400 * 2 * 640 * (linear + attention))
+
+
+@pytest.mark.parametrize(
+    ("setting", "now"), [("dtype=float32", "tf32"), ("tf32=false", "fp32"), ("dtype=auto", "bf16")]
+)
+def test_frozen_rewards_in_fp32_use_tf32_where_their_section_does(setting, now):
+    overrides = [f"rewards.{name}.{setting}" for name in ("helpful", "harmless")]
+    recipe = load_recipe("multi-objective/hh", overrides)
+    rewards = next(each for each in estimates(recipe, Data()) if each.name == "rewards")
+    assert {each.precision for part in rewards.now for each in part.products} == {now}
+    before = {each.precision for part in rewards.before for each in part.products}
+    assert before == {"bf16" if now == "bf16" else "fp32"}
 
 
 def test_stages_without_known_rows_are_left_out():
