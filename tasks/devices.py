@@ -141,6 +141,9 @@ class DevicePool:
             set_threads(runtime, mapped)
             use_deterministic_kernels(place[0])
             yield place
+        except Exception as error:
+            ray_tasks.end_if_gpu_is_lost(error)
+            raise
         finally:
             free.put(place)
 

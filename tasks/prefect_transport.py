@@ -32,7 +32,7 @@ from components.federation.transport import Transport
 from components.io import ABANDONED, FullDiskError, file_hash, write_atomically
 from components.models.store import AdapterStore
 from components.names import short_labels
-from tasks import ray_cluster
+from tasks import ray_cluster, ray_tasks
 from tasks.devices import POOL, map_task, max_tasks
 from tasks.ray_files import Sender, SentFiles, Written
 from tasks.runs import Run
@@ -174,6 +174,7 @@ def run_jobs(shard: Sequence[Job], recipe: Recipe, contexts: ClientContexts) -> 
                 raise
             except (Exception, SystemExit) as error:
                 code = contexts.open(job.client).store.record_error(error)
+                ray_tasks.end_if_gpu_is_lost(error)
                 reasons[job.client] = f"{type(error).__name__} (errors/{code}.txt of its private store)"
     if reasons:
         raise ClientsFailed(reasons, some_hang)

@@ -13,8 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from prefect import get_run_logger
+from prefect.logging.handlers import APILogWorker
+
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
+from components.models.backbone import first_line
 from components.paths import home
 from tasks.ray_cluster import living_nodes, sees
 
@@ -34,6 +38,8 @@ STAYS: dict[str, Any] = {"max_calls": 0}
 """The option by which a process with a GPU does not end after a task; each task would load the model."""
 RESERVED: list[ReservedGpus] = []
 """The GPUs of this process, if it has reserved any."""
+GPU_VARIABLE = "FED_RLHF_GPU"
+"""Names the GPU of a process that has one."""
 WITH_GPUS: set[tuple[str, str]] = set()
 """The connections of this process that have had GPUs: no task of them goes on without one."""
 
@@ -75,7 +81,7 @@ class ReservedGpus:
         return {
             "num_gpus": 1,
             "num_cpus": 0,
-            "runtime_env": {"env_vars": self._variables | {"FED_RLHF_GPU": place}},
+            "runtime_env": {"env_vars": self._variables | {GPU_VARIABLE: place}},
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             ),
@@ -112,6 +118,25 @@ class ReservedGpus:
 
 def _end_process() -> None:
     os._exit(0)
+
+
+def end_if_gpu_is_lost(error: BaseException) -> None:
+    """End a process of Ray with a GPU if an error, such as an illegal access, has broken its CUDA context.
+
+    Every later operation of the process on the GPU would fail. Ray repeats the task in a new process.
+    """
+    if GPU_VARIABLE not in os.environ or "CUDA error" not in str(error):
+        return
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as lost:
+        get_run_logger().error(
+            "this process ends, since it cannot use its GPU any more: %s", first_line(lost)
+        )
+        APILogWorker.drain_all(timeout=10)
+        os._exit(1)
 
 
 def _free_gpus() -> int:

@@ -1,5 +1,6 @@
 """Clients as tasks, which are retried and then left out, and the device pool."""
 
+import logging
 import pickle
 import shutil
 import subprocess
@@ -35,7 +36,7 @@ from components.learning.selector_training import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics, OutcomeRecord
-from tasks import devices, federation, prefect_transport, ray_cluster
+from tasks import devices, federation, prefect_transport, ray_cluster, ray_tasks
 from tasks.devices import DevicePool, choose_workers
 from tasks.federation import evaluate_state, measure_accuracy, open_commits
 from tasks.prefect_transport import (
@@ -59,12 +60,14 @@ class FragileTrainer:
 
     Attributes:
         failures: number of failures that are left, by client.
+        failure: what is raised then.
         hanging: clients whose jobs wait for the event `end`.
         calls: the clients, in the order of their jobs.
     """
 
     def __init__(self):
         self.failures = Counter()
+        self.failure = RuntimeError("the device lost a client")
         self.hanging = set()
         self.end = threading.Event()
         self.calls = []
@@ -76,7 +79,7 @@ class FragileTrainer:
             self.end.wait()
         if self.failures[job.client] > 0:
             self.failures[job.client] -= 1
-            raise RuntimeError(f"the device lost {job.client}")
+            raise self.failure
         tensors = {name: tensor + 1 for name, tensor in context.load_adapter(job.adapter).items()}
         return ClientResult(tensors=tensors, rows=1, metrics=Metrics(scalars={"loss": 1.0}))
 
@@ -138,6 +141,59 @@ def test_the_text_of_a_clients_error_stays_in_its_private_store(fragile, run, st
     assert failed.value.reasons == {"ada": f"{error.__name__} (errors/{kept.name} of its private store)"}
     assert f"{error.__name__}: a row of ada" in kept.read_text()
     assert "Traceback" in kept.read_text()
+
+
+ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+class Ended(BaseException):
+    """In place of the end of the process."""
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The process has a GPU of Ray whose context is broken; os._exit raises Ended."""
+
+    def fail(error):
+        raise error
+
+    monkeypatch.setenv(ray_tasks.GPU_VARIABLE, "group/0")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: fail(ILLEGAL))
+    monkeypatch.setattr(ray_tasks, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr(ray_tasks.os, "_exit", lambda status: fail(Ended(status)))
+
+
+def test_a_process_of_ray_ends_at_a_clients_error_after_which_its_gpu_does_not_answer(
+    ended, fragile, run, store, monkeypatch, caplog
+):
+    monkeypatch.setattr(fragile, "failure", ILLEGAL)
+    fragile.failures["bea"] = 1
+    with pytest.raises(Ended):
+        run(train_jobs(store, "ada", "bea", "cyd"))
+    assert fragile.calls == ["ada", "bea"]
+    assert "cannot use its GPU any more: CUDA error: an illegal memory access" in caplog.text
+    (kept,) = (store.root.parents[1] / "federation-clients" / "bea" / "errors").iterdir()
+    assert "illegal memory access" in kept.read_text()
+    assert [update.client for update in run(train_jobs(store, "ada", "bea"))] == ["ada", "bea"]
+    assert fragile.calls == ["ada", "bea", "bea"]
+
+
+def test_a_process_of_ray_ends_at_an_error_of_the_servers_work_in_the_same_way(ended, debug):
+    with pytest.raises(Ended), DevicePool().borrow(debug.runtime):
+        raise ILLEGAL
+
+
+@pytest.mark.parametrize("missing", ["GPU", "broken context", "CUDA error"])
+def test_a_process_stays_after_any_other_error(missing, ended, fragile, run, store, monkeypatch):
+    if missing == "GPU":
+        monkeypatch.delenv(ray_tasks.GPU_VARIABLE)
+    if missing == "broken context":
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(fragile, "failure", RuntimeError("no room") if missing == "CUDA error" else ILLEGAL)
+    fragile.failures["ada"] = 1
+    with pytest.raises(ClientsFailed):
+        run(train_jobs(store, "ada", "bea"))
+    assert fragile.calls == ["ada", "bea"]
 
 
 def test_a_retry_repeats_only_the_client_that_failed(fragile, run, store):
