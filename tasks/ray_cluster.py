@@ -72,7 +72,8 @@ def connect(runtime: RuntimeConfig) -> None:
         import ray  # reads the variables
     except ImportError:
         raise RecipeError(
-            "runtime.task_runner is 'ray', but prefect-ray is not installed: pip install 'fed-rlhf[ray]'."
+            "runtime.task_runner is 'ray', but prefect-ray is not installed: install the extra ray, in a"
+            " checkout by make install, with a wheel by pip install 'fed_rlhf-VERSION-py3-none-any.whl[ray]'."
         ) from None
     address = runtime.ray_address or "local"
     gpus = [] if runtime.ray_address else [one for one in choose_devices(runtime.devices) if one != "cpu"]

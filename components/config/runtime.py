@@ -15,8 +15,10 @@ class RuntimeConfig(Section):
     """How the work is distributed.
 
     Nothing here changes a result on one type of device, except torch_threads and cpu_workers in the last
-    bits, and several GPUs on threads, where rewards use no TF32 in rounds. What a run chooses when it
-    starts is stored with its recipe (tasks/devices.py), so that it resumes with the same values.
+    bits; several GPUs on threads, where rewards use no TF32 in rounds; and several GPUs of Ray, where
+    completions are sampled in other batches, and can differ where two tokens are equal up to rounding.
+    What a run chooses when it starts is stored with its recipe (tasks/devices.py), so that it resumes with
+    the same values.
     """
 
     transport: str = "prefect"
