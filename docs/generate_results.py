@@ -14,6 +14,7 @@ import argparse
 import io
 import math
 import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from matplotlib.figure import Figure
 
 from components.config.benchmark import Benchmark
 from components.paths import PACKAGE
-from components.reporting.benchmark_page import commits_line, contests_table, metrics_tables
+from components.reporting.benchmark_page import commits_line, contests_table, metrics_tables, short_commit
 from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding, check_claims
 from components.reporting.formats import format_number
@@ -37,6 +38,8 @@ from perf.campaign.lines import FINISHED, PUBLISHED, RUN, Line, read_lines, read
 from perf.campaign.plan import LIST, Campaign, Item, items, read_campaign
 
 FOLDER = PACKAGE / "docs" / "results"
+SPEED = "performance.jsonl"
+"""What `python -m perf NAME --record` appended; of each benchmark the last line counts."""
 PICTURES = PACKAGE / "docs" / "images" / "results"
 PAPERS = {
     "FedBiscuit": ("summarization.md", ("summarization-decisive",)),
@@ -48,6 +51,7 @@ PAPERS = {
 VERDICTS = {HOLDS: ("#23916a", "o"), FAILS: ("#cc4b5b", "X"), UNDECIDED: ("#7d858f", "D")}
 """Color and marker of each verdict; the colors have a contrast of 3 on a light and on a dark page."""
 GREY = "#7d858f"
+BLUE = "#2f7ec7"
 ROW = 0.3
 """Height of a row of a picture (inches)."""
 DIGITS = 3
@@ -116,6 +120,8 @@ class Results:
             for name, family in campaign.families.items()
             if not family.disabled
         }
+
+        self.speed = {line["measurement"]: line for line in read_lines(data / SPEED)}
 
     def findings(self, names: Sequence[str]) -> list[Finding]:
         """The checked claims of some families."""
@@ -213,6 +219,25 @@ def runs(results: Results, names: Sequence[str]) -> str:
     return _table(rows)
 
 
+def speed(results: Results, _: Sequence[str]) -> str:
+    """The last measurement of each benchmark of time, ratio by ratio."""
+    rows = []
+    for line in results.speed.values():
+        for name, values in line["ratios"].items():
+            rows.append(
+                {
+                    "ratio": f"`{name}`",
+                    "median": f"{statistics.median(values):.2f}",
+                    "all": ", ".join(f"{value:.2f}" for value in values),
+                    "recipe": f"`{line['recipe']}`",
+                    "machine": f"{line['processor']}, {line['cores']} cores",
+                    "commit": short_commit(line["commit"]),
+                }
+            )
+    picture = "![Ratios and their medians](../images/results/performance.svg)"
+    return f"{picture}\n\n{_table(rows)}"
+
+
 PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
     "summary": summary,
     "overview": overview,
@@ -220,6 +245,7 @@ PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
     "means": means,
     "contests": contests,
     "runs": runs,
+    "speed": speed,
 }
 
 
@@ -282,10 +308,7 @@ def _draw_group(axes: Axes, label: str, limit: float, findings: Sequence[Finding
     axes.set_ylim(len(names) - 0.4, -0.6)
     words = findings[0].claim.rpartition(label)[2].strip()
     axes.set_title(f"{label}: claimed {words}", loc="left", fontsize="medium", color=GREY)
-    axes.tick_params(colors=GREY)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.grid(axis="x", color=GREY, alpha=0.25)
+    _finish(axes)
 
 
 def draw_overview(results: Results) -> bytes:
@@ -302,11 +325,34 @@ def draw_overview(results: Results) -> bytes:
         left += widths
     axes.invert_yaxis()
     axes.set_xlabel("claims", color=GREY)
-    axes.tick_params(colors=GREY)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    _finish(axes)
     figure.legend(loc="outside lower center", ncols=len(VERDICTS), frameon=False, labelcolor=GREY)
     return _svg(figure)
+
+
+def draw_speed(results: Results) -> bytes:
+    """The ratios of each benchmark of time, as SVG."""
+    ratios = {name: values for line in results.speed.values() for name, values in line["ratios"].items()}
+    names = [name for name in ratios if "against" in name]
+    figure = Figure(figsize=(WIDTH, ROW * (len(names) + 2)), layout="constrained")
+    axes = figure.subplots()
+    for row, name in enumerate(names):
+        values = np.round(ratios[name], DIGITS)
+        axes.plot(values, [row] * len(values), color=BLUE, marker="|", markersize=10, linewidth=1)
+        axes.plot([np.median(values)], [row], color=BLUE, marker="o")
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel("times faster (points: medians)", color=GREY)
+    axes.axvline(1.0, color=GREY, linestyle=":")
+    _finish(axes)
+    return _svg(figure)
+
+
+def _finish(axes: Axes) -> None:
+    axes.tick_params(colors=GREY)
+    axes.grid(axis="x", color=GREY, alpha=0.25)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
 
 
 def _draw_nothing(text: str) -> bytes:
@@ -337,10 +383,12 @@ def files(results: Results) -> dict[Path, bytes]:
     pages = [page for page, _ in PAPERS.values()]
     content = {
         FOLDER / page: pattern.sub(filled, (FOLDER / page).read_text(encoding="utf-8")).encode()
-        for page in ("index.md", *pages)
+        for page in ("index.md", "performance.md", *pages)
     }
     for page, names in PAPERS.values():
         content[PICTURES / f"{Path(page).stem}.svg"] = draw_claims(results.findings(names))
+    if results.speed:
+        content[PICTURES / "performance.svg"] = draw_speed(results)
     return content | {PICTURES / "index.svg": draw_overview(results)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -19,6 +20,7 @@ from perf import (
     weight_scale,
 )
 from perf.harness import Ratios, check_load
+from perf.harness import record as record_ratios
 from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
 from perf.peers.comparisons import compare_flower, compare_trl
@@ -41,6 +43,7 @@ MEASUREMENTS: dict[str, Measurement] = {
 
 RecipeName = Annotated[str, typer.Option("--recipe", help="Name or path of a recipe.")]
 Pairs = Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")]
+Record = Annotated[Path | None, typer.Option(help="File to which the ratios are appended as a JSON line.")]
 BesideOthers = Annotated[bool, typer.Option("--beside-others", help="Measure beside other work, too.")]
 
 app = typer.Typer(
@@ -56,10 +59,20 @@ def _add(name: str, measure: Measurement) -> None:
     recipe_name = "multi-objective/demo" if name == "objectives" else "summarization/demo"
 
     @app.command(name, help=(measure.__doc__ or "").partition("\n\n")[0])
-    def run(recipe: RecipeName = recipe_name, pairs: Pairs = 3, beside_others: BesideOthers = False) -> None:
+    def run(
+        recipe: RecipeName = recipe_name,
+        pairs: Pairs = 3,
+        beside_others: BesideOthers = False,
+        record: Record = None,
+    ) -> None:
         if not beside_others:
             check_load()
-        measure(recipe, pairs)
+        _finish(record, name, recipe, measure(recipe, pairs))
+
+
+def _finish(path: Path | None, name: str, recipe: str, ratios: Ratios) -> None:
+    if path is not None:
+        record_ratios(path, name, recipe, ratios)
 
 
 for _name, _measure in MEASUREMENTS.items():
@@ -77,15 +90,18 @@ def peers(
     ] = None,
     only: Annotated[Literal["flower", "trl"] | None, typer.Option(help="Compare with one of them.")] = None,
     beside_others: BesideOthers = False,
+    record: Record = None,
 ) -> None:
     """A round of FedBis beside Flower, and a client of FedDPO beside TRL, on equal work."""
     if not beside_others:
         check_load()
+    ratios: Ratios = {}
     if only != "trl":
         for number in clients_at_once or (1, 2)[: available_cores()]:
-            compare_flower(recipe, pairs, rounds, number)
+            ratios |= compare_flower(recipe, pairs, rounds, number)
     if only != "flower":
-        compare_trl(recipe, pairs)
+        ratios |= compare_trl(recipe, pairs)
+    _finish(record, "peers", recipe, ratios)
 
 
 app.command("graph-costs")(graph_costs.compare_clients)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from components.config import UserError
-from components.environment import configure_libraries
+from components.environment import available_cores, configure_libraries
 from components.paths import PACKAGE
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 IDLE_LOAD = 0.5
 """Largest load average of the last minute beside which times are measured."""
 
-Ratios = dict[str, float]
-"""Median of paired ratios by name, such as `generation/merged_against_separate`; higher is better."""
+Ratios = dict[str, list[float]]
+"""Paired ratios by name, such as `generation/merged_against_separate`; higher is better."""
 Figures = Mapping[str, Any]
 """What a call gives of itself; its `seconds` replace those that it took."""
 
@@ -72,7 +73,7 @@ def compare(title: str, frame: pd.DataFrame, pairs: Mapping[str, tuple[str, str]
         pairs: names of the slow and of the fast call, by the ratio's name.
 
     Returns:
-        the medians of the ratios.
+        the ratios.
     """
     import pandas as pd
 
@@ -81,10 +82,53 @@ def compare(title: str, frame: pd.DataFrame, pairs: Mapping[str, tuple[str, str]
     table.insert(1, "all seconds", groups["seconds"].agg(_join))
     show(f"{title}, medians of {frame['repeat'].nunique()}", table.reset_index())
     paired = {name: ratios(frame, slow, fast) for name, (slow, fast) in pairs.items()}
-    medians = {name: statistics.median(values) for name, values in paired.items()}
-    rows = [(name, medians[name], _join(values)) for name, values in paired.items()]
+    rows = [(name, median, _join(paired[name])) for name, median in medians(paired).items()]
     show("", pd.DataFrame(rows, columns=["times faster", "median", "all"]))
-    return medians
+    return paired
+
+
+def medians(ratios: Ratios) -> dict[str, float]:
+    """The median of each ratio."""
+    return {name: statistics.median(values) for name, values in ratios.items()}
+
+
+def find_conditions(recipe: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The conditions of a measurement, and further settings that are recorded but not compared.
+
+    The recipe's number of threads is set.
+    """
+    import torch
+
+    _, device = prepare_process(recipe)
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    settings = {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
+    conditions = {
+        "recipe": recipe,
+        "processor": processor_name(),
+        "cores": str(available_cores()),
+        "device": name,
+    }
+    return conditions, settings
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name of the processor as Linux gives it; elsewhere what Python knows of it."""
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def record(path: Path, name: str, recipe: str, ratios: Ratios) -> None:
+    """Append what a benchmark measured, and its conditions, as a JSON line."""
+    from tasks.runs import git_commit
+
+    conditions, settings = find_conditions(recipe)
+    line = conditions | settings | {"measurement": name, "ratios": ratios, "commit": git_commit()}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{json.dumps(line, sort_keys=True)}\n")
 
 
 def show(title: str, frame: pd.DataFrame) -> None:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import io
 import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefect import State, flow, get_run_logger
@@ -23,9 +21,9 @@ from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.states import Completed, Failed
 
 from components.config import UserError
-from components.environment import available_cores, configure_libraries
+from components.environment import configure_libraries
 from perf.commands import MEASUREMENTS
-from perf.harness import IDLE_LOAD, Ratios, prepare_process
+from perf.harness import IDLE_LOAD, Ratios, find_conditions, medians
 from perf.ratios import check_rule, judge, regression_tag, regressions, rows, summarize
 from tasks.devices import POOL
 from tasks.flow_runs import current_flow_run
@@ -81,7 +79,7 @@ def performance(
     ratios: Ratios = {}
     for name in names:
         ratios |= measure(name, recipe, pairs)
-    table = judge(ratios, conditions, read_earlier_runs(), tolerance, earlier_runs)
+    table = judge(medians(ratios), conditions, read_earlier_runs(), tolerance, earlier_runs)
     settings |= {"pairs": str(pairs), "load_average": f"{load:.2f}"}
     run_id = log_ratios(started, table, conditions | settings)
     summary = summarize(table, tolerance)
@@ -129,35 +127,6 @@ def wait_until_idle(minutes: float) -> float:
             )
         time.sleep(POLL_SECONDS)
     return load
-
-
-def find_conditions(recipe: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The conditions of a run, and further settings that are logged but not compared.
-
-    The recipe's number of threads is set.
-    """
-    import torch
-
-    _, device = prepare_process(recipe)
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
-    settings = {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
-    conditions = {
-        "recipe": recipe,
-        "processor": processor_name(),
-        "cores": str(available_cores()),
-        "device": name,
-    }
-    return conditions, settings
-
-
-def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Name of the processor as Linux gives it; elsewhere what Python knows of it."""
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 @task("measure {name}")

@@ -116,7 +116,7 @@ def compare_solvers(_: str, repeats: int) -> Ratios:
         rows.append((objectives, faces_ms, cvxpy_ms, difference))
     columns = ["M", "faces, ms", "cvxpy, ms", "largest difference of a weight"]
     show(f"A solution of MGDA, median of {count}", pd.DataFrame(rows, columns=columns))
-    return {f"mgda/faces_against_cvxpy_for_{count}": cvxpy / faces for count, faces, cvxpy, _ in rows}
+    return {f"mgda/faces_against_cvxpy_for_{count}": [cvxpy / faces] for count, faces, cvxpy, _ in rows}
 
 
 def _time_solver(solve: Callable[[Array, float], Array], gram: Array, count: int) -> tuple[Array, float]:

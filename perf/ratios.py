@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from components.config import UserError
-from perf.harness import Ratios
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +27,11 @@ def check_rule(tolerance: float, earlier_runs: int) -> None:
 
 
 def judge(
-    ratios: Ratios, conditions: Mapping[str, str], runs: pd.DataFrame, tolerance: float, earlier_runs: int
+    ratios: Mapping[str, float],
+    conditions: Mapping[str, str],
+    runs: pd.DataFrame,
+    tolerance: float,
+    earlier_runs: int,
 ) -> pd.DataFrame:
     """Compare each ratio with its median in the last runs under the same conditions that have it.
 

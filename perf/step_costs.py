@@ -64,7 +64,7 @@ def compare_steps(recipe: str, repeats: int) -> Ratios:
     frame = alternate({arm: partial(in_process, time_step, recipe, arm) for arm in ARMS}, repeats)
     pairs = ((ONE_POSITION, CONCURRENT), (TWO_ROWS, ONE_POSITION), (FULL_LOGITS, ONE_POSITION))
     named = {f"selector_step/{fast}_against_{slow}".replace("-", "_"): (slow, fast) for slow, fast in pairs}
-    share = frame[frame["name"] == CONCURRENT]["share of GEMM"].median()
+    share = frame[frame["name"] == CONCURRENT]["share of GEMM"].tolist()
     return {"selector_step/share_of_gemm": share} | compare(f"Selector step of {recipe}", frame, named)
 
 
@@ -77,7 +77,7 @@ def compare_dpo_steps(recipe: str, repeats: int) -> Ratios:
     arms = (CONCURRENT, ONE_PART)
     frame = alternate({arm: partial(in_process, time_dpo_step, recipe, arm) for arm in arms}, repeats)
     pairs = {"dpo_step/concurrent_against_one_part": (ONE_PART, CONCURRENT)}
-    share = frame[frame["name"] == CONCURRENT]["share of GEMM"].median()
+    share = frame[frame["name"] == CONCURRENT]["share of GEMM"].tolist()
     return {"dpo_step/share_of_gemm": share} | compare(f"DPO step of {recipe}", frame, pairs)
 
 

@@ -252,7 +252,7 @@ def find_annotator(annotator: NameOrFolder) -> Path:
     if package is None or not package.submodule_search_locations:
         raise AlpacaEvalError(
             "the recipe has evaluation.alpaca_eval, but the package is not installed: pip install -c"
-            " constraints.txt 'fed-rlhf[alpaca-eval]'."
+            " constraints.txt -e '.[alpaca-eval]' in a checkout."
         )
     package_folder = Path(next(iter(package.submodule_search_locations))) / "evaluators_configs"
     for folder in (Path(annotator).resolve(), package_folder / annotator.name):

@@ -27,7 +27,7 @@ def import_bitsandbytes(key: str, value: str) -> ModuleType:
     except ImportError as error:
         raise EightBitError(
             f"{key} is '{value}', but the library bitsandbytes cannot be imported here ({error}): "
-            f"pip install 'fed-rlhf[8bit]', or set {key} to '{ALTERNATIVES[value]}'."
+            f"pip install -e '.[8bit]' in a checkout, or set {key} to '{ALTERNATIVES[value]}'."
         ) from None
 
 

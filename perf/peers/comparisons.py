@@ -80,7 +80,8 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
         frame = alternate(programs, repeats)
     clients = recipe.federation.clients_per_round
     title = f"A round of {clients} clients, {clients_at_once} at a time"
-    pairs = {f"peers/round_against_{peer.replace('-', '_')}": (peer, OURS) for peer in (FLOWER, TUNED)}
+    ratio = f"peers/round_with_{clients_at_once}_at_once_against"
+    pairs = {f"{ratio}_{peer.replace('-', '_')}": (peer, OURS) for peer in (FLOWER, TUNED)}
     return compare(f"{title} ({_describe(name, recipe)})", frame, pairs)
 
 

@@ -63,7 +63,7 @@ def test_without_the_library_8_bits_are_refused_with_the_key_and_the_remedy(miss
         build(recipe)
     message = str(error.value)
     assert message.startswith(f"{key} is '{value}', but the library bitsandbytes cannot be imported here")
-    assert "pip install 'fed-rlhf[8bit]'" in message
+    assert "pip install -e '.[8bit]' in a checkout" in message
     assert message.endswith(f"or set {key} to '{alternative}'.")
 
 

@@ -48,9 +48,9 @@ def test_the_ways_of_a_selector_step_are_compared_on_the_same_rows(costs_by_arm,
     arms = list(step_costs.ARMS)
     assert {(cost["rows"], cost["tokens"]) for cost in costs_by_arm.values()} == {(4, 1024)}
     assert first_words(capsys)[1:] == ["name", *arms, "times", *list(ratios)[1:]]
-    assert ratios["selector_step/share_of_gemm"] == costs_by_arm["concurrent"]["share of GEMM"]
+    assert ratios["selector_step/share_of_gemm"] == [costs_by_arm["concurrent"]["share of GEMM"]]
     slow, fast = (costs_by_arm[arm]["seconds"] for arm in ("full-logits", "one-position"))
-    assert ratios["selector_step/one_position_against_full_logits"] == slow / fast
+    assert ratios["selector_step/one_position_against_full_logits"] == [slow / fast]
     gigaflops = [costs_by_arm[arm]["GFLOP"] for arm in arms]
     assert gigaflops[0] == gigaflops[1] < gigaflops[2] < gigaflops[3]
 
@@ -60,8 +60,8 @@ def test_a_step_of_dpo_has_a_share_of_the_gemm_rate(costs_by_arm, capsys):
     ratios = step_costs.compare_dpo_steps("debug", 1)
     concurrent, one = (costs_by_arm[arm] for arm in ("concurrent", "one-part"))
     assert ratios == {
-        "dpo_step/share_of_gemm": concurrent["share of GEMM"],
-        "dpo_step/concurrent_against_one_part": one["seconds"] / concurrent["seconds"],
+        "dpo_step/share_of_gemm": [concurrent["share of GEMM"]],
+        "dpo_step/concurrent_against_one_part": [one["seconds"] / concurrent["seconds"]],
     }
     assert 0 < concurrent["share of GEMM"] < 1
     assert concurrent["rows"] == one["rows"] == 2
@@ -92,8 +92,8 @@ def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(monkeypatch, cap
     assert [busy for _, busy, _ in measured] == [False] * 3 + [True] * 3 + [False] * 3 + [True] * 3
     assert [variables for *_, variables in measured[:3]] == list(step_costs.WAITING.values())
     assert all(process.poll() is not None for process in processes)
-    assert ratios["waiting/one-position/alone/short_spin_against_asleep"] == 1.5
-    assert ratios["waiting/one-position/beside-a-busy-process/short_spin_against_long-spin"] == 4.0
+    assert ratios["waiting/one-position/alone/short_spin_against_asleep"] == [1.5]
+    assert ratios["waiting/one-position/beside-a-busy-process/short_spin_against_long-spin"] == [4.0]
     assert "beside-a-busy-process" in capsys.readouterr().out
 
 

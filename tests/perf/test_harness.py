@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from components.config import UserError
+from components.environment import available_cores
 from perf import harness
 
 FRAME = pd.DataFrame(
@@ -31,8 +32,10 @@ def test_ratios_are_of_calls_of_the_same_repeat():
     assert harness.ratios(FRAME, "slow", "fast") == [1.5, 4.0]
 
 
-def test_a_comparison_shows_medians_and_gives_the_median_ratio(capsys):
-    assert harness.compare("Calls", FRAME, {"speed": ("slow", "fast")}) == {"speed": 2.75}
+def test_a_comparison_shows_medians_and_gives_the_ratios(capsys):
+    ratios = harness.compare("Calls", FRAME, {"speed": ("slow", "fast")})
+    assert ratios == {"speed": [1.5, 4.0]}
+    assert harness.medians(ratios) == {"speed": 2.75}
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == ["Calls,", "medians", "of", "2"]
     assert lines[3] == ["slow", "3.5", "3,", "4", "1"]
@@ -44,6 +47,19 @@ def test_numbers_have_three_digits_and_missing_ones_are_empty(capsys):
     frame = pd.DataFrame([("[a]", 12345.6, 0.00012345, float("nan"))], columns=list("abcd"))
     harness.show("Title", frame)
     assert capsys.readouterr().out.split()[-3:] == ["[a]", "12,346", "0.000123"]
+
+
+def test_what_was_measured_is_appended_with_its_conditions(tmp_path):
+    path = tmp_path / "speed.jsonl"
+    for value in (1.5, 2.0):
+        harness.record(path, "steps", "debug", {"speed": [value]})
+    first, second = map(json.loads, path.read_text().splitlines())
+    assert first | {"ratios": {"speed": [2.0]}} == second
+    assert first["measurement"] == "steps"
+    assert first["recipe"] == "debug"
+    assert first["processor"] == harness.processor_name()
+    assert first["cores"] == str(available_cores())
+    assert len(first["commit"].removesuffix("-dirty")) == 40
 
 
 def test_a_function_runs_in_a_process_with_its_variables(tmp_path):

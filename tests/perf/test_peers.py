@@ -258,13 +258,21 @@ def test_more_clients_at_once_than_cores_are_refused(monkeypatch):
         comparisons.compare_flower("debug", 1, clients_at_once=3)
 
 
-def test_one_client_at_a_time_is_measured_beside_two(monkeypatch):
+def test_one_client_at_a_time_is_measured_beside_two(monkeypatch, tmp_path):
     measured = []
-    monkeypatch.setattr(commands, "compare_flower", lambda *arguments: measured.append(arguments))
-    monkeypatch.setattr(commands, "compare_trl", lambda *arguments: measured.append(arguments))
+
+    def compare(*arguments):
+        measured.append(arguments)
+        return {f"peers/{len(measured)}": [float(len(measured))]}
+
+    monkeypatch.setattr(commands, "compare_flower", compare)
+    monkeypatch.setattr(commands, "compare_trl", compare)
+    path = tmp_path / "speed.jsonl"
     with pytest.raises(SystemExit, match="0"):
-        main(["peers", "--beside-others", "--recipe", "debug", "--pairs", "2"])
+        main(["peers", "--beside-others", "--recipe", "debug", "--pairs", "2", "--record", str(path)])
     assert measured == [("debug", 2, 1, 1), ("debug", 2, 1, 2), ("debug", 2)]
+    line = json.loads(path.read_text())
+    assert line["ratios"] == {"peers/1": [1.0], "peers/2": [2.0], "peers/3": [3.0]}
 
 
 def test_no_peers_are_measured_beside_other_work(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from components.config import UserError
-from perf import nightly
+from perf import harness, nightly
 
 SPEEDS = [2.0, 2.1, 1.9, 1.0]
 """The ratio of the scripted measurement in each run."""
@@ -57,7 +57,7 @@ def read_table(link):
 def nights(place, idle):
     """Four runs with a scripted ratio, of which the first also measures for real."""
     speeds = iter(SPEEDS)
-    idle.setitem(nightly.MEASUREMENTS, "scripted", lambda *_: {"scripted/new_against_old": next(speeds)})
+    idle.setitem(nightly.MEASUREMENTS, "scripted", lambda *_: {"scripted/new_against_old": [next(speeds)]})
     runs = []
     for number in range(len(SPEEDS)):
         names = ["mgda", "scripted"] if number == 0 else ["scripted"]
@@ -87,7 +87,7 @@ def test_each_run_logs_its_ratios_to_one_finished_mlflow_run(logged):
 def test_a_run_records_the_conditions_and_the_commit(logged):
     params = logged[0].data.params
     assert params["recipe"] == "debug"
-    assert params["processor"] == nightly.processor_name()
+    assert params["processor"] == harness.processor_name()
     assert params["cores"] == str(nightly.available_cores())
     assert params["threads"] == "1"
     assert params["load_average"] == "0.25"
@@ -172,5 +172,5 @@ def test_wrong_parameters_are_refused(names, pairs, message):
 def test_the_processor_is_named_as_linux_names_it(tmp_path):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Example CPU 3000: v2\n")
-    assert nightly.processor_name(cpuinfo) == "Example CPU 3000: v2"
-    assert nightly.processor_name(tmp_path / "missing")
+    assert harness.processor_name(cpuinfo) == "Example CPU 3000: v2"
+    assert harness.processor_name(tmp_path / "missing")

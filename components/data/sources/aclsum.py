@@ -223,7 +223,8 @@ def read_papers(request: str = "", abstract_words: int | None = None) -> list[Pa
     spec = importlib.util.find_spec("aclsum")  # does not import the package and its dependencies
     if spec is None or spec.origin is None:
         raise DataError(
-            "the data source aclsum needs the package aclsum: pip install 'fed-rlhf[demo]', or make install"
+            "the data source aclsum needs the package aclsum: make install, or pip install -e '.[demo]' in a"
+            " checkout"
         )
     folder = Path(spec.origin).parent / "dataset"
     papers: list[Paper] = []

@@ -152,8 +152,8 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[ChitchatRep
     spec = importlib.util.find_spec("chitchat_dataset")
     if spec is None or spec.origin is None:
         raise DataError(
-            "the data source chitchat needs the package chitchat-dataset: pip install 'fed-rlhf[demo]', or"
-            " make install"
+            "the data source chitchat needs the package chitchat-dataset: make install, or pip install -e"
+            " '.[demo]' in a checkout"
         )
     raw = json.loads((Path(spec.origin).parent / "dataset.json").read_text(encoding="utf-8"))
     replies: list[ChitchatReply] = []

@@ -102,7 +102,7 @@ def clean(prompts: Sequence[str], responses: Sequence[str]) -> Scores:
     except ModuleNotFoundError:
         raise RecipeError(
             "the reward function 'clean' needs the package alt-profanity-check: "
-            "pip install 'fed-rlhf[demo]', or make install"
+            "make install, or pip install -e '.[demo]' in a checkout"
         ) from None
     offensive = np.clip(np.asarray(predict_prob(list(responses)), dtype=np.float64), 1e-5, 1 - 1e-5)
     scores: Scores = np.clip(np.log1p(-offensive) - np.log(offensive), -10, 10)
