@@ -131,7 +131,7 @@ def test_aclsum_has_one_annotator_per_client_and_refuses_more_papers_than_the_da
 @pytest.mark.parametrize("name", ["aclsum", "chitchat"])
 def test_a_missing_data_package_says_what_to_install(monkeypatch, name):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(DataError, match=r"pip install 'fed-rlhf\[demo\]', or make install"):
+    with pytest.raises(DataError, match=r"make install, or pip install -e '.\[demo\]'"):
         sources.load(DataConfig(source=name), 0)
 
 

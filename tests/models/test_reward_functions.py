@@ -101,7 +101,7 @@ def test_clean_language_scores_above_insults_whatever_the_prompt_is(clean):
 
 def test_clean_without_its_package_is_refused_with_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "profanity_check", None)
-    with pytest.raises(RecipeError, match=r"'clean' .*alt-profanity-check.*fed-rlhf\[demo\]"):
+    with pytest.raises(RecipeError, match=r"'clean' .*alt-profanity-check.*-e '.\[demo\]'"):
         find_reward_function("clean")(["q"], ["r"])
 
 
