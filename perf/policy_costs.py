@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def compare_generation(recipe_name: str, repeats: int) -> Ratios:
-    """A server's completions as the project samples them, and in two slower ways.
+    """A server's completions as the project samples them, and in three slower ways.
 
-    These are batches of transformers' `generate`, and an adapter that is not merged.
+    These are batches of transformers' `generate`, whose products are by MKL, an adapter that is not
+    merged, and products by MKL.
 
     Returns:
         the speed-ups.
@@ -29,27 +30,29 @@ def compare_generation(recipe_name: str, repeats: int) -> Ratios:
     recipe, device = prepare_process(recipe_name)
     policy = _adapted_policy(recipe, device)
     texts = sorted({pair["prompt"] for pair in load_pairs(recipe)})
-    prompts = texts[: 2 * recipe.policy.generation_batch_size]
+    prompts = texts[: recipe.policy.generation_batch_size]
     alignment = recipe.alignment
     answers: list[list[tuple[int, ...]]] = []
 
-    def sample(way: AbstractContextManager[object]) -> None:
-        with way:
+    def sample(patches: Sequence[AbstractContextManager[object]]) -> None:
+        with ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(patch)
             samples = policy.generate(prompts, recipe.seed, alignment.temperature, alignment.completions)
         answers.append([sample.ids for row in samples for sample in row])
 
-    ways: dict[str, AbstractContextManager[object]] = {
-        "continuous": nullcontext(),
-        "batches": _patched("continuous_batch.supports_continuous_batch", lambda model: False),
-        "separate": _patched("merging.merged_adapter", lambda model: nullcontext()),
-    }
-    frame = alternate({name: partial(sample, way) for name, way in ways.items()}, repeats)
+    batches = _patched("continuous_batch.supports_continuous_batch", lambda model: False)
+    separate = _patched("merging.merged_adapter", lambda model: nullcontext())
+    mkl = _patched("onednn.onednn_products", lambda model: nullcontext())
+    ways = {"continuous": [], "batches": [batches, mkl], "separate": [separate], "mkl": [mkl]}
+    frame = alternate({name: partial(sample, patches) for name, patches in ways.items()}, repeats)
     if any(ids != answers[0] for ids in answers):
         raise AssertionError("all ways must give the same completions")
     frame["tokens/s"] = sum(map(len, answers[0])) / frame["seconds"]
     pairs = {
         "generation/continuous_against_batches": ("batches", "continuous"),
         "generation/merged_against_separate": ("separate", "continuous"),
+        "generation/onednn_against_mkl": ("mkl", "continuous"),
     }
     size = f"{len(prompts)} prompts, {alignment.completions} completions of each, {device}"
     return compare(f"Completions ({recipe_name}: {size})", frame, pairs)

@@ -98,10 +98,14 @@ def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_three_ways_to_sample_completions_are_timed(capsys):
+def test_four_ways_to_sample_completions_are_timed(capsys):
     ratios = policy_costs.compare_generation("debug", 1)
-    assert list(ratios) == ["generation/continuous_against_batches", "generation/merged_against_separate"]
-    assert first_words(capsys)[2:5] == ["continuous", "batches", "separate"]
+    assert list(ratios) == [
+        "generation/continuous_against_batches",
+        "generation/merged_against_separate",
+        "generation/onednn_against_mkl",
+    ]
+    assert first_words(capsys)[2:6] == ["continuous", "batches", "separate", "mkl"]
 
 
 def test_nothing_is_measured_beside_other_work(monkeypatch, capsys):
