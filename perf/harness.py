@@ -8,6 +8,7 @@ calls a function with a JSON list of arguments, and prints its result as JSON; s
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -226,14 +227,18 @@ def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
 
 
 def flop_counter() -> FlopCounterMode:
-    """PyTorch's counter of floating-point operations, which does not know `addmm_` by itself."""
+    """PyTorch's counter of floating-point operations, which does not know `addmm_` and oneDNN's products."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     def count(result: Sequence[int], a: Sequence[int], b: Sequence[int], **_: object) -> int:
         return 2 * a[0] * a[1] * b[1]
 
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: count})
+    def count_onednn(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
+        return 2 * math.prod(x) * weight[0]
+
+    formulas = {torch.ops.aten.addmm_: count, torch.ops.mkldnn._linear_pointwise: count_onednn}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 def check_load(limit: float = IDLE_LOAD) -> None:

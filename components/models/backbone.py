@@ -213,6 +213,8 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     import transformers
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from components.models.onednn import use_onednn
+
     disable_transformers_progress_bars()
     eight_bit.check_support("backbone.quantization", config.quantization, device)
     placement: dict[str, Any] = {}
@@ -252,6 +254,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             " transformers converts its weights while it loads them: leave 'disk' out of device_map."
         ) from None
     model = model.requires_grad_(False).eval()
+    use_onednn(model)
     if config.device_map is not None:
         offload.prepare_offloaded(model)
     elif not placement:  # a quantized model is on its device already, and cannot be moved

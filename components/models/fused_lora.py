@@ -15,9 +15,9 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 
 from components.models.offload import loaded
+from components.models.onednn import multiply
 
 
 class LoraLinear(torch.autograd.Function):
@@ -32,7 +32,7 @@ class LoraLinear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         read = rows if dropped is None else dropped.reshape(rows.shape)
         hidden = read @ a.to(weight.dtype).T  # [T, r]
-        result = linear(rows, weight, bias).addmm_(hidden, b.to(weight.dtype).T, alpha=scale)
+        result = multiply(rows, weight, bias).addmm_(hidden, b.to(weight.dtype).T, alpha=scale)
         ctx.save_for_backward(read, hidden, weight, a, b)
         ctx.scale = scale
         return result.reshape(*x.shape[:-1], -1)
@@ -46,7 +46,7 @@ class LoraLinear(torch.autograd.Function):
         grad_x = grad_dropped = grad_a = grad_b = None
         shape = (*gradients[0].shape[:-1], -1)
         if ctx.needs_input_grad[0]:
-            grad_x = gradient @ weight
+            grad_x = multiply(gradient, weight.t())
             if not ctx.needs_input_grad[1]:
                 grad_x.addmm_(grad_hidden, a.to(weight.dtype))
             grad_x = grad_x.reshape(shape)

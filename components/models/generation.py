@@ -83,7 +83,6 @@ def generate_completions(
         supports_continuous_batch,
     )
     from components.models.merging import merged_adapter
-    from components.models.onednn import onednn_products
 
     stop_ids = find_stop_ids(model.generation_config, tokenizer)
     pad = cast(int, tokenizer.pad_token_id)
@@ -110,7 +109,7 @@ def generate_completions(
                     if progress is not None and len(result) in report_at:
                         progress(len(result), len(requests))
 
-    with merged_adapter(model), onednn_products(model):
+    with merged_adapter(model):
         if supports_continuous_batch(model):
             parts = split_requests(requests, concurrent_parts(model.device))
             settings = replace(settings, batch_size=-(-settings.batch_size // len(parts)))

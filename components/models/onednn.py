@@ -1,50 +1,78 @@
-"""The linear layers of a model that only answers, computed by oneDNN.
+"""Products with frozen fp32 weights by oneDNN, which uses AVX-512 on AMD processors.
 
-torch computes fp32 products by MKL, which uses AVX2 on AMD processors, even on those with AVX-512.
-oneDNN uses AVX-512 on both; see docs/results/performance.md for the rates.
+torch computes fp32 products on a CPU by MKL, which uses AVX2 on AMD processors, even on those with AVX-512.
+Results equal MKL's up to rounding; docs/results/performance.md has the rates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
 
 
-@contextmanager
-def onednn_products(model: torch.nn.Module) -> Iterator[bool]:
-    """Let the linear layers of a model use oneDNN, and restore them afterwards.
+def use_onednn(model: torch.nn.Module) -> None:
+    """Let the plain linear layers of a model use oneDNN while they are frozen, if it is faster.
 
-    It has no gradients, so they may only be called in inference mode. It is used on CPUs with AVX-512,
-    by plain layers in fp32, and not by layers whose forward pass has been replaced, such as offloaded
-    ones. Results equal those of the layers up to rounding. Yields whether a layer uses it.
+    Layers with a forward pass of their own keep it. The hook of an offloaded layer calls `_old_forward`.
     """
-    layers: list[Any] = [module for module in model.modules() if _is_faster(module)]
-    for layer in layers:
-        layer.forward = partial(_forward, layer)
-    try:
-        yield bool(layers)
-    finally:
-        for layer in layers:
-            del layer.forward
+    for module in model.modules():
+        name = "_old_forward" if "_old_forward" in vars(module) else "forward"
+        if type(module) is torch.nn.Linear and (name == "_old_forward" or name not in vars(module)):
+            setattr(module, name, partial(_forward, module))
 
 
-def _is_faster(module: torch.nn.Module) -> bool:
-    onednn: Any = torch.backends.mkldnn
-    return (
-        type(module) is torch.nn.Linear
-        and "forward" not in vars(module)
-        and module.weight.device.type == "cpu"
-        and module.weight.dtype == torch.float32
-        and bool(onednn.is_available())
-        and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    )
+def is_faster(weight: torch.Tensor) -> bool:
+    """Whether oneDNN is used for a weight."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and _is_amd_with_avx512()
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + b of x [..., N] and W [M, N], which has no gradients; by oneDNN where it is faster."""
+    if not is_faster(weight):
+        return linear(x, weight, bias)
+    # The operation that torch's compiler calls for a linear layer; it reads the weight in place.
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return result
+
+
+class FrozenLinear(torch.autograd.Function):
+    """x W^T + b of frozen W and b, with the gradient of x."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
+        x, weight, bias = inputs
+        ctx.save_for_backward(weight)
+        return multiply(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        return multiply(gradients[0], weight.t()), None, None
 
 
 def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    # The operation that torch's compiler calls for a linear layer; it reads the weight in place.
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, "none", [], "")
+    weight, bias = layer.weight, layer.bias
+    trains = weight.requires_grad or (bias is not None and bias.requires_grad)
+    if trains or not is_faster(weight) or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+        return linear(x, weight, bias)
+    untyped: Any = FrozenLinear
+    result: torch.Tensor = untyped.apply(x, weight, bias)
     return result
+
+
+@cache
+def _is_amd_with_avx512() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    onednn: Any = torch.backends.mkldnn
+    return (
+        cpuinfo.is_file()
+        and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and bool(onednn.is_available())
+    )

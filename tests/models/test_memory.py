@@ -4,7 +4,6 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from components.config import BackboneConfig, LoraConfig
@@ -27,6 +26,7 @@ from components.models.memory import (
     logit_bytes,
     step_flops,
 )
+from perf.harness import flop_counter
 from tests.support.shapes import SHAPES
 
 TOLERANCE = 0.1
@@ -237,7 +237,7 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(family, checkpoint
     if checkpointing:
         enable_checkpointing(model, family)
     model.get_base_model().set_attn_implementation("eager")  # torch counts no other on the CPU
-    with FlopCounterMode(display=False) as counter, checkpointed(model) if checkpointing else nullcontext():
+    with flop_counter() as counter, checkpointed(model) if checkpointing else nullcontext():
         model(input_ids=IDS, use_cache=False).logits.sum().backward()
     step = StepShape(ROWS, TOKENS, logit_positions=ROWS * TOKENS, checkpointing=checkpointing)
     passes = 4 if checkpointing else 3

@@ -222,6 +222,8 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from components.models.onednn import use_onednn
+
         disable_transformers_progress_bars()
         self.config = config
         self.device = device
@@ -259,6 +261,7 @@ class RewardModel:
         # default dtype of the process, in which other clients train.
         dtype = choose_dtype(config.dtype, device)
         self.model = model.requires_grad_(False).eval().to(device, dtype)
+        use_onednn(self.model)
         rounds = config.tf32 and device.startswith("cuda") and dtype == torch.float32
         self._products: Callable[[], AbstractContextManager[None]] = tf32_products if rounds else nullcontext
 
