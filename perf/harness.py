@@ -215,11 +215,13 @@ def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
     """Rate of a square fp32 matrix product on a device, the best of several (10^9 per second)."""
     import torch
 
+    from components.models.onednn import multiply
+
     matrix = torch.randn(size, size, device=device)
     seconds = []
     for _ in range(repeats + 1):  # the first one warms up
         start = time.perf_counter()
-        torch.mm(matrix, matrix)
+        multiply(matrix, matrix)
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
