@@ -233,7 +233,7 @@ def test_a_missing_key_is_never_to_be_written_into_a_recipe():
 
 def test_a_missing_package_is_reported_with_the_extra_that_installs_it(monkeypatch):
     monkeypatch.setattr(alpaca_inputs, "find_spec", lambda name: None)
-    with pytest.raises(AlpacaEvalError, match=r"not installed: pip install .*fed-rlhf\[alpaca-eval\]"):
+    with pytest.raises(AlpacaEvalError, match=r"not installed: pip install .*-e '.\[alpaca-eval\]'"):
         check_alpaca_eval(config())
 
 
