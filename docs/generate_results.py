@@ -14,7 +14,6 @@ import argparse
 import io
 import math
 import re
-import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +35,15 @@ from components.reporting.formats import format_number
 from components.reporting.page import Table, markdown_table
 from perf.campaign.lines import FINISHED, PUBLISHED, RUN, Line, read_lines, read_results
 from perf.campaign.plan import LIST, Campaign, Item, items, read_campaign
+from perf.harness import medians
 
 FOLDER = PACKAGE / "docs" / "results"
 SPEED = "performance.jsonl"
 """What `python -m perf NAME --record` appended; of each benchmark the last line counts."""
+FLOWER = "peers/round_with_2_at_once_against_flower_tuned"
+TRL = "peers/client_against_trl"
+SAMPLING = "generation/continuous_against_batches"
+"""The ratios of the page's sentence."""
 PICTURES = PACKAGE / "docs" / "images" / "results"
 PAPERS = {
     "FedBiscuit": ("summarization.md", ("summarization-decisive",)),
@@ -220,22 +224,29 @@ def runs(results: Results, names: Sequence[str]) -> str:
 
 
 def speed(results: Results, _: Sequence[str]) -> str:
-    """The last measurement of each benchmark of time, ratio by ratio."""
+    """The opening sentence of the page of performance, its picture, and the last ratios of each benchmark."""
+    every: dict[str, float] = {}
     rows = []
     for line in results.speed.values():
+        every |= medians(line["ratios"])
         for name, values in line["ratios"].items():
             rows.append(
                 {
                     "ratio": f"`{name}`",
-                    "median": f"{statistics.median(values):.2f}",
+                    "median": f"{every[name]:.2f}",
                     "all": ", ".join(f"{value:.2f}" for value in values),
                     "recipe": f"`{line['recipe']}`",
                     "machine": f"{line['processor']}, {line['cores']} cores",
                     "commit": short_commit(line["commit"]),
                 }
             )
+    sentence = (
+        f"A round of FedBis is {every[FLOWER]:.1f} times as fast as in a tuned Flower app, a client of FedDPO"
+        f" {every[TRL]:.1f} times as fast as with TRL's trainer, and sampling {every[SAMPLING]:.1f} times as"
+        " fast as by transformers' batches."
+    )
     picture = "![Ratios and their medians](../images/results/performance.svg)"
-    return f"{picture}\n\n{_table(rows)}"
+    return f"{sentence}\n\n{picture}\n\n{_table(rows)}"
 
 
 PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {

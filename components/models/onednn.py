@@ -1,7 +1,7 @@
 """Products with frozen fp32 weights by oneDNN, which uses AVX-512 on AMD processors.
 
 torch computes fp32 products on a CPU by MKL, which uses AVX2 on AMD processors, even on those with AVX-512.
-Results equal MKL's up to rounding; docs/results/performance.md has the rates.
+Results equal MKL's up to rounding; docs/results/log/performance.md has the rates.
 """
 
 from __future__ import annotations
