@@ -16,7 +16,8 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from components.config import UserError
 from components.config.benchmark import Benchmark
 from components.paths import PACKAGE
 from components.reporting.benchmark_page import commits_line, contests_table, metrics_tables, short_commit
@@ -125,7 +127,12 @@ class Results:
             if not family.disabled
         }
 
-        self.speed = {line["measurement"]: line for line in read_lines(data / SPEED)}
+        # By ratio its values, and the line that has them; the last one counts.
+        self.speed = {
+            name: (values, line)
+            for line in read_lines(data / SPEED)
+            for name, values in line["ratios"].items()
+        }
 
     def findings(self, names: Sequence[str]) -> list[Finding]:
         """The checked claims of some families."""
@@ -137,8 +144,7 @@ class Results:
 
 def summary(results: Results, names: Sequence[str]) -> str:
     """The opening sentence of a page, and its picture."""
-    page = next(page for page, families in PAPERS.values() if families == tuple(names))
-    paper = next(paper for paper, (own, _) in PAPERS.items() if own == page)
+    paper, page = next((paper, page) for paper, (page, own) in PAPERS.items() if own == tuple(names))
     findings = results.findings(names)
     picture = f"../images/results/{Path(page).stem}.svg"
     return f"{counts_sentence(f'claims of {paper}', findings)}\n\n![The claims' intervals]({picture})"
@@ -224,22 +230,25 @@ def runs(results: Results, names: Sequence[str]) -> str:
 
 
 def speed(results: Results, _: Sequence[str]) -> str:
-    """The opening sentence of the page of performance, its picture, and the last ratios of each benchmark."""
-    every: dict[str, float] = {}
-    rows = []
-    for line in results.speed.values():
-        every |= medians(line["ratios"])
-        for name, values in line["ratios"].items():
-            rows.append(
-                {
-                    "ratio": f"`{name}`",
-                    "median": f"{every[name]:.2f}",
-                    "all": ", ".join(f"{value:.2f}" for value in values),
-                    "recipe": f"`{line['recipe']}`",
-                    "machine": f"{line['processor']}, {line['cores']} cores",
-                    "commit": short_commit(line["commit"]),
-                }
-            )
+    """The opening sentence of the page of performance, its picture, and the last values of each ratio.
+
+    Raises:
+        UserError: a ratio of the sentence was not recorded.
+    """
+    if missing := [name for name in (FLOWER, TRL, SAMPLING) if name not in results.speed]:
+        raise UserError(f"{PUBLISHED / SPEED} lacks {', '.join(missing)}: record it by python -m perf")
+    every = medians({name: values for name, (values, _) in results.speed.items()})
+    rows = [
+        {
+            "ratio": f"`{name}`",
+            "median": f"{every[name]:.2f}",
+            "all": ", ".join(f"{value:.2f}" for value in values),
+            "recipe": f"`{line['recipe']}`",
+            "machine": f"{line['processor']}, {line['cores']} cores",
+            "commit": short_commit(line["commit"]),
+        }
+        for name, (values, line) in results.speed.items()
+    ]
     sentence = (
         f"A round of FedBis is {every[FLOWER]:.1f} times as fast as in a tuned Flower app, a client of FedDPO"
         f" {every[TRL]:.1f} times as fast as with TRL's trainer, and sampling {every[SAMPLING]:.1f} times as"
@@ -343,12 +352,11 @@ def draw_overview(results: Results) -> bytes:
 
 def draw_speed(results: Results) -> bytes:
     """The ratios of each benchmark of time, as SVG."""
-    ratios = {name: values for line in results.speed.values() for name, values in line["ratios"].items()}
-    names = [name for name in ratios if "against" in name]
+    names = [name for name in results.speed if "against" in name]
     figure = Figure(figsize=(WIDTH, ROW * (len(names) + 2)), layout="constrained")
     axes = figure.subplots()
     for row, name in enumerate(names):
-        values = np.round(ratios[name], DIGITS)
+        values = np.round(results.speed[name][0], DIGITS)
         axes.plot(values, [row] * len(values), color=BLUE, marker="|", markersize=10, linewidth=1)
         axes.plot([np.median(values)], [row], color=BLUE, marker="o")
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
@@ -374,19 +382,30 @@ def _draw_nothing(text: str) -> bytes:
 
 def _svg(figure: Figure) -> bytes:
     """A figure without a background and without a date, so that equal figures are equal files."""
-    with matplotlib.rc_context({"svg.hashsalt": "results"}):
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return out.getvalue()
 
 
 # --- files
 
 
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """Draw with Matplotlib's defaults, and name the parts of equal pictures alike."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams["svg.hashsalt"] = "results"
+        yield
+
+
+@own_settings()
 def files(results: Results) -> dict[Path, bytes]:
     """The content of each page and picture."""
 
     def filled(match: re.Match[str]) -> str:
+        if match[0].count("<!-- results:") > 1:
+            raise UserError(f"the comment `{match[2]}` of a page of results lacks its `end`")
         part, *names = match[2].split()
         return f"{match[1]}\n{PARTS[part](results, names)}\n\n{match[3]}"
 
@@ -398,8 +417,7 @@ def files(results: Results) -> dict[Path, bytes]:
     }
     for page, names in PAPERS.values():
         content[PICTURES / f"{Path(page).stem}.svg"] = draw_claims(results.findings(names))
-    if results.speed:
-        content[PICTURES / "performance.svg"] = draw_speed(results)
+    content[PICTURES / "performance.svg"] = draw_speed(results)
     return content | {PICTURES / "index.svg": draw_overview(results)}
 
 

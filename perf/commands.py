@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,7 +20,7 @@ from perf import (
     throughput,
     weight_scale,
 )
-from perf.harness import Ratios, check_load
+from perf.harness import IDLE_LOAD, Ratios, check_load
 from perf.harness import record as record_ratios
 from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
@@ -65,14 +66,16 @@ def _add(name: str, measure: Measurement) -> None:
         beside_others: BesideOthers = False,
         record: Record = None,
     ) -> None:
-        if not beside_others:
-            check_load()
-        _finish(record, name, recipe, measure(recipe, pairs))
+        _run(name, recipe, beside_others, record, lambda: measure(recipe, pairs))
 
 
-def _finish(path: Path | None, name: str, recipe: str, ratios: Ratios) -> None:
+def _run(
+    name: str, recipe: str, beside_others: bool, path: Path | None, measure: Callable[[], Ratios]
+) -> None:
+    load = check_load(math.inf if beside_others else IDLE_LOAD)
+    ratios = measure()
     if path is not None:
-        record_ratios(path, name, recipe, ratios)
+        record_ratios(path, name, recipe, load, ratios)
 
 
 for _name, _measure in MEASUREMENTS.items():
@@ -93,15 +96,17 @@ def peers(
     record: Record = None,
 ) -> None:
     """A round of FedBis beside Flower, and a client of FedDPO beside TRL, on equal work."""
-    if not beside_others:
-        check_load()
-    ratios: Ratios = {}
-    if only != "trl":
-        for number in clients_at_once or (1, 2)[: available_cores()]:
-            ratios |= compare_flower(recipe, pairs, rounds, number)
-    if only != "flower":
-        ratios |= compare_trl(recipe, pairs)
-    _finish(record, "peers", recipe, ratios)
+
+    def measure() -> Ratios:
+        ratios: Ratios = {}
+        if only != "trl":
+            for number in clients_at_once or (1, 2)[: available_cores()]:
+                ratios |= compare_flower(recipe, pairs, rounds, number)
+        if only != "flower":
+            ratios |= compare_trl(recipe, pairs)
+        return ratios
+
+    _run("peers", recipe, beside_others, record, measure)
 
 
 app.command("graph-costs")(graph_costs.compare_clients)

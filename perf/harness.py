@@ -122,12 +122,14 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
-def record(path: Path, name: str, recipe: str, ratios: Ratios) -> None:
-    """Append what a benchmark measured, and its conditions, as a JSON line."""
+def record(path: Path, name: str, recipe: str, load: float, ratios: Ratios) -> None:
+    """Append what a benchmark measured, and its conditions, as a JSON line; load as of check_load."""
     from tasks.runs import git_commit
 
     conditions, settings = find_conditions(recipe)
-    line = conditions | settings | {"measurement": name, "ratios": ratios, "commit": git_commit()}
+    line = (
+        conditions | settings | {"measurement": name, "ratios": ratios, "commit": git_commit(), "load": load}
+    )
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{json.dumps(line, sort_keys=True)}\n")
 
@@ -212,7 +214,7 @@ def load_pairs(recipe: Recipe) -> list[PairRow]:
 
 
 def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
-    """Rate of a square fp32 matrix product on a device, the best of several (10^9 per second)."""
+    """Rate of a square fp32 matrix product on a device, as models compute it (10^9 per second)."""
     import torch
 
     from components.models.onednn import multiply
@@ -243,8 +245,8 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
-def check_load(limit: float = IDLE_LOAD) -> None:
-    """Refuse to measure beside other work.
+def check_load(limit: float = IDLE_LOAD) -> float:
+    """Refuse to measure beside other work; gives the machine's load average of the last minute.
 
     Raises:
         UserError: the machine's load average of the last minute is above the limit.
@@ -255,6 +257,7 @@ def check_load(limit: float = IDLE_LOAD) -> None:
             f"the load average is {load:.2f}, and times beside other work mislead: wait until it is below"
             f" {limit}, or use --beside-others"
         )
+    return load
 
 
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def compare_generation(recipe_name: str, repeats: int) -> Ratios:
-    """A server's completions as the project samples them, and in three slower ways.
+    """A server's completions as the project samples them, and in slower ways.
 
     These are batches of transformers' `generate`, whose products are by MKL, an adapter that is not
-    merged, and products by MKL.
+    merged, and where oneDNN is used, products by MKL.
 
     Returns:
         the speed-ups.
@@ -27,6 +27,8 @@ def compare_generation(recipe_name: str, repeats: int) -> Ratios:
     Raises:
         AssertionError: the completions differ.
     """
+    from components.models.onednn import uses_onednn
+
     recipe, device = prepare_process(recipe_name)
     policy = _adapted_policy(recipe, device)
     texts = sorted({pair["prompt"] for pair in load_pairs(recipe)})
@@ -43,17 +45,24 @@ def compare_generation(recipe_name: str, repeats: int) -> Ratios:
 
     batches = _patched("continuous_batch.supports_continuous_batch", lambda model: False)
     separate = _patched("merging.merged_adapter", lambda model: nullcontext())
-    mkl = _patched("onednn.is_faster", lambda weight: False)
-    ways = {"continuous": [], "batches": [batches, mkl], "separate": [separate], "mkl": [mkl]}
+    mkl = _patched("onednn.uses_onednn", lambda weight: False)
+    ways: dict[str, list[AbstractContextManager[object]]] = {
+        "continuous": [],
+        "batches": [batches, mkl],
+        "separate": [separate],
+    }
+    if uses_onednn(next(policy.model.parameters())):
+        ways["mkl"] = [mkl]
     frame = alternate({name: partial(sample, patches) for name, patches in ways.items()}, repeats)
     if any(ids != answers[0] for ids in answers):
         raise AssertionError("all ways must give the same completions")
     frame["tokens/s"] = sum(map(len, answers[0])) / frame["seconds"]
-    pairs = {
-        "generation/continuous_against_batches": ("batches", "continuous"),
-        "generation/merged_against_separate": ("separate", "continuous"),
-        "generation/onednn_against_mkl": ("mkl", "continuous"),
+    names = {
+        "batches": "continuous_against_batches",
+        "separate": "merged_against_separate",
+        "mkl": "onednn_against_mkl",
     }
+    pairs = {f"generation/{name}": (way, "continuous") for way, name in names.items() if way in ways}
     size = f"{len(prompts)} prompts, {alignment.completions} completions of each, {device}"
     return compare(f"Completions ({recipe_name}: {size})", frame, pairs)
 

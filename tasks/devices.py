@@ -141,8 +141,8 @@ class DevicePool:
             set_threads(runtime, mapped)
             use_deterministic_kernels(place[0])
             yield place
-        except Exception as error:
-            ray_tasks.end_if_gpu_is_lost(error)
+        except Exception:
+            ray_tasks.end_if_gpu_is_lost()
             raise
         finally:
             free.put(place)

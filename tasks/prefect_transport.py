@@ -174,7 +174,7 @@ def run_jobs(shard: Sequence[Job], recipe: Recipe, contexts: ClientContexts) -> 
                 raise
             except (Exception, SystemExit) as error:
                 code = contexts.open(job.client).store.record_error(error)
-                ray_tasks.end_if_gpu_is_lost(error)
+                ray_tasks.end_if_gpu_is_lost()
                 reasons[job.client] = f"{type(error).__name__} (errors/{code}.txt of its private store)"
     if reasons:
         raise ClientsFailed(reasons, some_hang)

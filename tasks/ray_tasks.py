@@ -120,23 +120,26 @@ def _end_process() -> None:
     os._exit(0)
 
 
-def end_if_gpu_is_lost(error: BaseException) -> None:
-    """End a process of Ray with a GPU if an error, such as an illegal access, has broken its CUDA context.
+def end_if_gpu_is_lost() -> None:
+    """After an error, end a process of Ray with a GPU if its CUDA context is broken, as by an illegal access.
 
     Every later operation of the process on the GPU would fail. Ray repeats the task in a new process.
     """
-    if GPU_VARIABLE not in os.environ or "CUDA error" not in str(error):
-        return
     import torch
 
+    cuda: Any = torch.cuda
+    if GPU_VARIABLE not in os.environ or not cuda.is_initialized():
+        return
     try:
-        torch.cuda.synchronize()
+        cuda.synchronize()
     except RuntimeError as lost:
-        get_run_logger().error(
-            "this process ends, since it cannot use its GPU any more: %s", first_line(lost)
-        )
-        APILogWorker.drain_all(timeout=10)
-        os._exit(1)
+        try:
+            get_run_logger().error(
+                "this process ends, since it cannot use its GPU any more: %s", first_line(lost)
+            )
+            APILogWorker.drain_all(timeout=10)
+        finally:
+            os._exit(1)
 
 
 def _free_gpus() -> int:

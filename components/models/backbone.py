@@ -254,11 +254,11 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             " transformers converts its weights while it loads them: leave 'disk' out of device_map."
         ) from None
     model = model.requires_grad_(False).eval()
-    use_onednn(model)
     if config.device_map is not None:
         offload.prepare_offloaded(model)
     elif not placement:  # a quantized model is on its device already, and cannot be moved
         model = model.to(device)
+    use_onednn(model)
     return cast("PreTrainedModel", model)
 
 

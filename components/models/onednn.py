@@ -11,29 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 
 def use_onednn(model: torch.nn.Module) -> None:
-    """Let the plain linear layers of a model use oneDNN while they are frozen, if it is faster.
+    """Let the plain linear layers of a model on a CPU use oneDNN while they are frozen, where it is faster.
 
     Layers with a forward pass of their own keep it. The hook of an offloaded layer calls `_old_forward`.
     """
+    if not _is_amd_with_avx512():
+        return
     for module in model.modules():
         name = "_old_forward" if "_old_forward" in vars(module) else "forward"
-        if type(module) is torch.nn.Linear and (name == "_old_forward" or name not in vars(module)):
+        if type(module) is not torch.nn.Linear or module.weight.dtype != torch.float32:
+            continue
+        if name == "_old_forward" or name not in vars(module):
             setattr(module, name, partial(_forward, module))
 
 
-def is_faster(weight: torch.Tensor) -> bool:
-    """Whether oneDNN is used for a weight."""
+def uses_onednn(weight: torch.Tensor) -> bool:
+    """Whether products with a frozen weight are computed by oneDNN."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and _is_amd_with_avx512()
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + b of x [..., N] and W [M, N], which has no gradients; by oneDNN where it is faster."""
-    if not is_faster(weight):
+    """x W^T + b of x [..., N] and W [M, N], without gradients of W and b."""
+    if not uses_onednn(weight):
         return linear(x, weight, bias)
     # The operation that torch's compiler calls for a linear layer; it reads the weight in place.
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -41,29 +44,42 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = 
 
 
 class FrozenLinear(torch.autograd.Function):
-    """x W^T + b of frozen W and b, with the gradient of x."""
+    """x W^T + b of frozen W and b, with all derivatives by x, also those of torch.func."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> torch.Tensor:
-        x, weight, bias = inputs
-        ctx.save_for_backward(weight)
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return multiply(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,) = ctx.saved_tensors
-        return multiply(gradients[0], weight.t()), None, None
+        return _apply(gradients[0], weight.t()), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (weight,) = ctx.saved_tensors
+        return _apply(tangents[0], weight)
+
+
+def _apply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    untyped: Any = FrozenLinear
+    result: torch.Tensor = untyped.apply(x, weight, bias)
+    return result
 
 
 def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     weight, bias = layer.weight, layer.bias
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
-    if trains or not is_faster(weight) or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
+    if trains or not uses_onednn(weight) or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return linear(x, weight, bias)
-    untyped: Any = FrozenLinear
-    result: torch.Tensor = untyped.apply(x, weight, bias)
-    return result
+    return _apply(x, weight, bias)
 
 
 @cache
@@ -75,4 +91,5 @@ def _is_amd_with_avx512() -> bool:
         and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8")
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and bool(onednn.is_available())
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

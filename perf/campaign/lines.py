@@ -116,19 +116,23 @@ def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResult
 
     results = BenchmarkResults(benchmark.seeds, RESAMPLES)
     points: dict[int, dict[str, FrontPoint]] = {}
-    for line in lines:
+    arms = {*benchmark.arms, ""}  # contests between arms are of no arm
+    lines = [
+        line
+        for line in lines
+        if line["status"] == FINISHED and line["seed"] in benchmark.seeds and line["arm"] in arms
+    ]
+    for line in sorted(lines, key=lambda line: benchmark.seeds.index(line["seed"])):
         arm, seed = line["arm"], line["seed"]
-        if line["status"] != FINISHED or seed not in benchmark.seeds:
-            continue
         for name, contest in line["contests"].items():
             results.contests.setdefault(name, {})[seed] = _read_contest(contest)
-        if line["kind"] == RUN and arm in benchmark.arms:
+        if line["kind"] == RUN:
             results.metrics.setdefault(arm, {})[seed] = _numbers(line["metrics"])
             results.units.setdefault(arm, {})[seed] = {
                 name: Units(units["unit"], units["groups"]) for name, units in line["units"].items()
             }
-            results.base.setdefault(seed, _numbers(line["base"]))
-            results.judges.setdefault(seed, _numbers(line["judge"]))
+            results.base[seed] = _numbers(line["base"])
+            results.judges[seed] = _numbers(line["judge"])
             results.commits[f"{arm}-seed-{seed}"] = line["commits"]
             if "front" in line:
                 points.setdefault(seed, {})[arm] = FrontPoint(**line["front"])

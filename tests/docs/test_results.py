@@ -16,6 +16,7 @@ from docs.generate_results import (
     counts_sentence,
     draw_claims,
     files,
+    own_settings,
 )
 from perf.campaign.lines import PUBLISHED
 from perf.campaign.plan import LIST, read_campaign
@@ -63,6 +64,7 @@ def test_a_sentence_counts_the_verdicts():
     assert counts_sentence("claims", [finding(HOLDS)]) == "Of 1 claims, 1 holds, 0 fail and 0 are undecided."
 
 
+@own_settings()
 def test_a_picture_has_the_measured_claims_on_each_figure():
     """Equal claims give equal files, and another interval another one."""
     findings = [finding(HOLDS), finding(FAILS, figure="KL", limit=2.0), finding(UNDECIDED, None, None, None)]

@@ -68,6 +68,24 @@ def test_layers_that_train_are_not_in_fp32_or_not_on_a_cpu_stay(change, products
     assert products == []
 
 
+def test_all_derivatives_by_the_input_are_those_of_the_layer(products):
+    plain, layer = (torch.nn.Linear(4, 3).requires_grad_(False) for _ in range(2))
+    layer.load_state_dict(plain.state_dict())
+    use_onednn(layer)
+    x = draw(5, 4)
+
+    def derivatives(layer):
+        point = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(layer(point.sin()).pow(3).sum(), point, create_graph=True)
+        yield torch.autograd.grad(first.square().sum(), point)[0]
+        yield torch.func.vmap(torch.func.grad(lambda row: layer(row).pow(2).sum()))(x)
+        yield torch.func.jvp(layer, (x,), (torch.ones_like(x),))[1]
+
+    for own, expected in zip(derivatives(layer), derivatives(plain), strict=True):
+        assert torch.allclose(own, expected, atol=1e-5)
+    assert products
+
+
 def test_autocast_computes_the_product_in_its_own_type(products):
     layer = torch.nn.Linear(4, 4).requires_grad_(False)
     use_onednn(layer)
@@ -97,6 +115,10 @@ def test_another_processor_does_not_use_it(monkeypatch, products):
     monkeypatch.setattr(onednn, "_is_amd_with_avx512", lambda: False)
     x, weight = draw(3, 4), draw(5, 4)
     assert torch.equal(multiply(x, weight), x @ weight.t())
+    assert torch.equal(multiply(x @ weight.t(), weight.t()), (x @ weight.t()) @ weight)
+    layer = torch.nn.Linear(4, 4)
+    use_onednn(layer)
+    assert "forward" not in vars(layer)
     assert products == []
 
 
@@ -122,11 +144,14 @@ def test_every_product_of_a_backbone_with_a_frozen_weight_is_by_onednn(debug, pr
     assert all(torch.allclose(own, other, atol=1e-4) for own, other in zip(gradients, others, strict=True))
 
 
-def test_answers_are_those_without_onednn(debug, monkeypatch):
+def test_answers_are_those_without_onednn(debug, monkeypatch, products):
     policy = Policy(debug.policy, "cpu")
     slot = AdapterSlot(policy.attach_lora(debug.policy.lora))
     slot.load(random_tensors(slot, seed=0, scale=0.3))
     prompts = ["a paper", "another paper about models", "a third"]
     answers = [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)]
+    count = len(products)
+    assert count > 0
     monkeypatch.setattr(onednn, "_is_amd_with_avx512", lambda: False)
     assert [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)] == answers
+    assert len(products) == count

@@ -92,7 +92,7 @@ def statuses(place, family="all"):
 
 def test_every_arm_of_the_list_has_a_recipe_that_can_be_run(tmp_path):
     counts = check_campaign(read_campaign(LIST, tmp_path))
-    assert list(counts)[:2] == ["summarization-decisive", "summarization-sampled"]
+    assert next(iter(counts)) == "summarization-decisive"
     assert counts["summarization-decisive"] == 20
 
 
@@ -100,7 +100,7 @@ def test_all_arms_of_a_family_have_the_same_number_of_gradient_evaluations(tmp_p
     from components.federation.method import method_of
 
     campaign = read_campaign(LIST, tmp_path)
-    for name in campaign.families:
+    for name in campaign.families.keys() - {"summarization-early"}:  # it compares runs of different lengths
         benchmark = campaign.benchmark(name)
         budgets = set()
         for arm in benchmark.arms:
@@ -512,13 +512,26 @@ def test_the_last_line_of_a_run_counts_and_failed_ones_and_other_arms_do_not(wri
     arms = {"fronts": {"both": ["FedBis", "FedDPO"]}, "seeds": [0, 1]}
     benchmark = write_list().benchmark("all").model_copy(update=arms)
     lines = [run_line("FedBis", 0), run_line("FedBis", 0, metrics={"after/accuracy/mean": 0.75})]
-    lines += [run_line("FedBis", 1, status="failed"), run_line("other", 0), run_line("FedBis", 7)]
+    contest = {"prompts": ["p"], "verdicts": ["tie"], "ours": [1], "theirs": [1]}
+    lines += [run_line("other", 0, contests={"other against base policy": contest})]
+    lines += [run_line("FedBis", 1, status="failed"), run_line("FedBis", 7)]
     results = read_results(lines, benchmark)
     assert results.metrics == {"FedBis": {0: {"after/accuracy/mean": 0.75}}}
-    assert results.fronts == {}
+    assert results.fronts == results.contests == {}
     results = read_results([*lines, run_line("FedDPO", 0)], benchmark)
     assert results.metrics["both"][0]["front/hypervolume"] == pytest.approx(2.0)
     assert math.isnan(results.metrics["FedDPO"][0]["align/kl_sequence"])
+
+
+def test_results_do_not_depend_on_the_order_of_lines(write_list):
+    benchmark = write_list().benchmark("all")
+    lines = [run_line(arm, seed) for arm in benchmark.arms for seed in (0, 1)]
+    first, other = (read_results(own, benchmark).metrics for own in (lines, lines[::-1]))
+    assert (
+        [[*by_seed] for by_seed in first.values()]
+        == [[*by_seed] for by_seed in other.values()]
+        == [[0, 1]] * 2
+    )
 
 
 @pytest.mark.slow

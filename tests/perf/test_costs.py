@@ -98,7 +98,8 @@ def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_four_ways_to_sample_completions_are_timed(capsys):
+def test_four_ways_to_sample_completions_are_timed(capsys, monkeypatch):
+    monkeypatch.setattr("components.models.onednn._is_amd_with_avx512", lambda: True)
     ratios = policy_costs.compare_generation("debug", 1)
     assert list(ratios) == [
         "generation/continuous_against_batches",

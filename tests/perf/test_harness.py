@@ -52,10 +52,11 @@ def test_numbers_have_three_digits_and_missing_ones_are_empty(capsys):
 def test_what_was_measured_is_appended_with_its_conditions(tmp_path):
     path = tmp_path / "speed.jsonl"
     for value in (1.5, 2.0):
-        harness.record(path, "steps", "debug", {"speed": [value]})
+        harness.record(path, "steps", "debug", 0.25, {"speed": [value]})
     first, second = map(json.loads, path.read_text().splitlines())
     assert first | {"ratios": {"speed": [2.0]}} == second
     assert first["measurement"] == "steps"
+    assert first["load"] == 0.25
     assert first["recipe"] == "debug"
     assert first["processor"] == harness.processor_name()
     assert first["cores"] == str(available_cores())

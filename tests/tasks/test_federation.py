@@ -158,6 +158,7 @@ def ended(monkeypatch):
         raise error
 
     monkeypatch.setenv(ray_tasks.GPU_VARIABLE, "group/0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: fail(ILLEGAL))
     monkeypatch.setattr(ray_tasks, "get_run_logger", logging.getLogger)
     monkeypatch.setattr(ray_tasks.os, "_exit", lambda status: fail(Ended(status)))
@@ -183,13 +184,17 @@ def test_a_process_of_ray_ends_at_an_error_of_the_servers_work_in_the_same_way(e
         raise ILLEGAL
 
 
-@pytest.mark.parametrize("missing", ["GPU", "broken context", "CUDA error"])
-def test_a_process_stays_after_any_other_error(missing, ended, fragile, run, store, monkeypatch):
+@pytest.mark.parametrize("missing", ["GPU", "broken context", "CUDA"])
+def test_a_process_whose_gpu_answers_or_that_has_none_stays_after_an_error(
+    missing, ended, fragile, run, store, monkeypatch
+):
     if missing == "GPU":
         monkeypatch.delenv(ray_tasks.GPU_VARIABLE)
     if missing == "broken context":
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(fragile, "failure", RuntimeError("no room") if missing == "CUDA error" else ILLEGAL)
+    if missing == "CUDA":
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(fragile, "failure", ILLEGAL)
     fragile.failures["ada"] = 1
     with pytest.raises(ClientsFailed):
         run(train_jobs(store, "ada", "bea"))
