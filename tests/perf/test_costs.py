@@ -148,7 +148,7 @@ def test_the_step_of_firm_is_measured_for_one_to_three_objectives(tmp_path, caps
     ratios = objective_costs.compare_objectives(str(recipe), 1)
     assert first_words(capsys)[2:5] == ["1", "2", "3"]
     assert list(ratios) == ["objectives/one_against_2", "objectives/one_against_3"]
-    assert all(ratio > 0 for ratio in ratios.values())
+    assert all(ratio > 0 for (ratio,) in ratios.values())
 
 
 @pytest.mark.slow

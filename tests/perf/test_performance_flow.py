@@ -88,7 +88,7 @@ def test_a_run_records_the_conditions_and_the_commit(logged):
     params = logged[0].data.params
     assert params["recipe"] == "debug"
     assert params["processor"] == harness.processor_name()
-    assert params["cores"] == str(nightly.available_cores())
+    assert params["cores"] == str(harness.available_cores())
     assert params["threads"] == "1"
     assert params["load_average"] == "0.25"
     assert set(params) == {
