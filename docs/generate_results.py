@@ -41,7 +41,7 @@ from perf.harness import medians
 
 FOLDER = PACKAGE / "docs" / "results"
 SPEED = "performance.jsonl"
-"""What `python -m perf NAME --record` appended; of each benchmark the last line counts."""
+"""What `python -m perf NAME --record` appended; of each ratio the last line counts."""
 FLOWER = "peers/round_with_2_at_once_against_flower_tuned"
 TRL = "peers/client_against_trl"
 SAMPLING = "generation/continuous_against_batches"
