@@ -21,6 +21,8 @@ from infra.servers import is_up, prefect_api
 FAILED = 1
 WRONG_INPUT = 2
 """Exit status where the recipe, the data or the environment is wrong."""
+LIBRARIES = ("great_expectations", "mlflow", "peft")
+"""Packages that a run needs and that do not import Prefect; they are seconds to import."""
 
 
 def exit_status(command: Callable[[], int | None]) -> int:
@@ -48,12 +50,18 @@ def end_if_jobs_hang(status: int) -> None:
         end_despite_hanging_jobs(status)
 
 
+def import_libraries() -> None:
+    """Import LIBRARIES, and what these import: torch, transformers, pandas."""
+    for name in LIBRARIES:
+        import_module(name)
+
+
 def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, Any]:
     """Call a flow with the Prefect API of the environment, or with a private one; see prefect_api.
 
     Args:
         entrypoint: 'module:name' of the flow. It is imported when the API is there, since Prefect reads
-            its settings at that time.
+            its settings at that time. LIBRARIES are imported while a private one starts.
         verbose: log to the console in place of the view of the terminal.
         parameters: of the flow.
 
@@ -74,10 +82,12 @@ def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, An
 
     with ExitStack() as stack:
         view = None if verbose else stack.enter_context(View())
-        stack.enter_context(prefect_api())
+        stack.enter_context(prefect_api(import_libraries))
         end_view = view.end if view is not None else lambda: None
         stack.enter_context(stopping_on_signals(end_view))
         from prefect.exceptions import TerminationSignal
+
+        from tasks.runs import is_stop
 
         if view is not None:
             view.replace_console_log()
@@ -87,6 +97,8 @@ def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, An
         except TerminationSignal:  # Prefect takes SIGTERM while a flow runs
             stop_runs(end_view, 128 + signal.SIGTERM)
         result = state.result(raise_on_failure=False)
+        if isinstance(result, Exception) and is_stop(result):
+            stop_runs(end_view, 128 + signal.SIGTERM)
     if state.is_completed():
         return 0, result
     reason = result.strerror if isinstance(result, FullDiskError) else result or state.message

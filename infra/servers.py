@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
@@ -40,6 +40,11 @@ STOP_SIGNALS = {
 WORK_POOL = "fed-rlhf"
 ZOMBIES = "Crash flow runs without a heartbeat"
 ZOMBIE_SECONDS = 90
+KEEP_ALIVE_SECONDS = 60
+"""Seconds for which Prefect's server keeps an idle connection.
+
+Prefect's client uses one again for 25 seconds. By default the server closes it after 5, and a client whose
+request was on its way waits for two seconds, and repeats it."""
 WATCH = """
 import sys, time
 from pathlib import Path
@@ -121,12 +126,15 @@ def is_up(url: str, timeout: float = 2.0) -> bool:
 
 
 @contextmanager
-def prefect_api() -> Iterator[None]:
+def prefect_api(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Give this process a Prefect API.
 
     In this order: the API in PREFECT_API_URL, the one of `fed-rlhf up`, a private one, which the stages of a
     DVC command share. The variable that is set here takes precedence over prefect.toml, by which the user's
     own `prefect` commands use the server of `fed-rlhf up`.
+
+    Args:
+        meanwhile: called while a private one starts.
 
     Raises:
         ServerError: the API in PREFECT_API_URL does not answer, or none could be started.
@@ -149,7 +157,7 @@ def prefect_api() -> Iterator[None]:
             yield
     else:
         shared_by = _dvc_process()
-        server = _private_server() if shared_by is None else nullcontext(_stages_server(shared_by))
+        server = _private_server(meanwhile) if shared_by is None else nullcontext(_stages_server(shared_by))
         with server as url, _variables({"PREFECT_API_URL": url, PRIVATE_PREFECT: "1"}):
             yield
 
@@ -187,9 +195,9 @@ def _refresh_prefect() -> None:
 
 
 @contextmanager
-def _private_server() -> Iterator[str]:
+def _private_server(meanwhile: Callable[[], object]) -> Iterator[str]:
     """URL of the API of a Prefect server that ends with this block, and with this process if it is killed."""
-    guard, url = _start_guarded(subprocess.PIPE)
+    guard, url = _start_guarded(subprocess.PIPE, meanwhile)
     try:
         yield url
     finally:
@@ -232,8 +240,10 @@ def _stages_server(dvc: psutil.Process) -> str:
     return url
 
 
-def _start_guarded(stdin: int | IO[bytes]) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a Prefect server that ends with the standard input of its guard.
+def _start_guarded(
+    stdin: int | IO[bytes], meanwhile: Callable[[], object] = lambda: None
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a Prefect server that ends with the standard input of its guard, and call `meanwhile` meanwhile.
 
     Returns:
         the guard, and the URL of the API, which answers.
@@ -253,6 +263,7 @@ def _start_guarded(stdin: int | IO[bytes]) -> tuple[subprocess.Popen[bytes], str
             cwd=home(),
             env=os.environ | prefect_environment() | {"PREFECT_API_URL": url},
         )
+        meanwhile()
         processes.wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of this run", log)
     log.unlink()  # the server still writes to it, but the run has a log of its own
     return guard, url
@@ -436,7 +447,8 @@ def serve(name: str) -> NoReturn:
 
 def prefect_command(port: int, *options: str) -> list[str]:
     """A Prefect server on loopback."""
-    return [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(port), *options]
+    options = ("--host", HOST, "--port", str(port), "--keep-alive-timeout", str(KEEP_ALIVE_SECONDS), *options)
+    return [sys.executable, "-m", "prefect", "server", "start", *options]
 
 
 def mlflow_command() -> list[str]:

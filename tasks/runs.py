@@ -353,10 +353,25 @@ def lock(run: Run) -> Iterator[None]:
         HELD.append(run)
         try:
             yield
-        except Exception:
-            HELD.remove(run)
+        except Exception as error:
+            if not is_stop(error):
+                HELD.remove(run)
             raise
         HELD.remove(run)
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether an exception stops a run, in place of a failure.
+
+    SIGTERM raises TerminationSignal wherever Prefect is. Where Prefect handles it by code that fails for that
+    reason, it is the context of an ordinary exception.
+    """
+    from prefect.exceptions import TerminationSignal
+
+    context = error.__context__
+    while context is not None and not isinstance(context, TerminationSignal):
+        context = context.__context__
+    return context is not None or not isinstance(error, Exception)
 
 
 def git_commit() -> str:

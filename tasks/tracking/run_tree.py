@@ -14,7 +14,7 @@ from components.config.loading import leaves
 from components.config.tracking import TrackingConfig
 from components.names import mlflow_key
 from tasks.flow_runs import FlowRunLink
-from tasks.runs import PHASES, Run, git_commit
+from tasks.runs import PHASES, Run, git_commit, is_stop
 from tasks.tracking.client import (
     RunLog,
     TrackingError,
@@ -144,7 +144,7 @@ def ending(run: Run, is_finished: bool = True) -> Iterator[None]:
             yield
         except BaseException as error:
             with suppress(TrackingError):  # the error of the block says more
-                close_open_runs(run, "FAILED" if isinstance(error, Exception) else "KILLED")
+                close_open_runs(run, "KILLED" if is_stop(error) else "FAILED")
             raise
         if is_finished:
             mlflow_client().set_terminated(run.metadata()["mlflow_run_id"])

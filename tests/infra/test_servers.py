@@ -172,7 +172,8 @@ def test_a_server_that_fails_ends_the_servers_of_the_same_call(state, monkeypatc
 
 
 @contextlib.contextmanager
-def private_stub():
+def private_stub(meanwhile):
+    meanwhile()
     yield "http://127.0.0.1:1/api"
 
 
@@ -197,8 +198,10 @@ def test_a_run_uses_the_configured_api_then_the_shared_one_then_a_private_one(
     monkeypatch.setattr(servers, "_private_server", private_stub)
     if configured:
         os.environ["PREFECT_API_URL"] = configured
-    with servers.prefect_api():
+    called = []
+    with servers.prefect_api(lambda: called.append(True)):
         assert os.environ["PREFECT_API_URL"] == chosen
+        assert bool(called) == (chosen == "http://127.0.0.1:1/api")
         assert (PRIVATE_PREFECT in os.environ) == (chosen == "http://127.0.0.1:1/api")
     assert os.environ.get("PREFECT_API_URL") == configured
     assert PRIVATE_PREFECT not in os.environ

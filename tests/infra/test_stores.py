@@ -202,7 +202,7 @@ def test_a_prefect_server_that_ends_at_its_start_is_noticed_with_its_cause(home,
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", url)
     start = time.monotonic()
     ended = r"its process ended with status \d+ \(.*Error.*\); see"
-    with pytest.raises(ServerError, match=ended), servers._private_server():
+    with pytest.raises(ServerError, match=ended), servers._private_server(list):
         pytest.fail("the server is up")
     assert time.monotonic() - start < 120
 

@@ -1,5 +1,6 @@
 """What MLflow holds of a run: equal values when logged twice, and adapters and policies to load."""
 
+import asyncio
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from prefect.exceptions import TerminationSignal
 
 from components.config.benchmark import Benchmark
 from components.environment import PRIVATE_PREFECT
@@ -522,14 +524,30 @@ def test_metrics_of_clients_with_long_names_are_logged_under_different_names(cli
     assert set(names) <= set(client.get_run(phase).data.metrics)
 
 
+def raise_in_handler(handled, error):
+    try:
+        raise handled
+    except BaseException:
+        raise error  # noqa: B904
+
+
 @pytest.mark.parametrize(
-    ("error", "status"), [(RuntimeError, "FAILED"), (KeyboardInterrupt, "KILLED"), (SystemExit, "KILLED")]
+    ("error", "handled", "status"),
+    [
+        (RuntimeError, ValueError, "FAILED"),
+        (KeyboardInterrupt, ValueError, "KILLED"),
+        (SystemExit, ValueError, "KILLED"),
+        (RuntimeError, TerminationSignal(signal=15), "KILLED"),
+        (RuntimeError, asyncio.CancelledError, "FAILED"),  # of a request that took too long
+    ],
 )
-def test_a_run_that_fails_or_is_stopped_ends_its_open_mlflow_runs(run, debug, client, parent, error, status):
+def test_a_run_that_fails_or_is_stopped_ends_its_open_mlflow_runs(
+    run, debug, client, parent, error, handled, status
+):
     with phase_tracking(run, debug.tracking, "prepare") as done:
         pass
     with pytest.raises(error), ending(run), phase_tracking(run, debug.tracking, "federate") as child:
-        raise error
+        raise_in_handler(handled, error)
     assert [client.get_run(run_id).info.status for run_id in (parent, child, done)] == [
         status,
         status,
