@@ -35,8 +35,8 @@ from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding, check_claims
 from components.reporting.formats import format_number
 from components.reporting.page import Table, markdown_table
-from perf.campaign.lines import FINISHED, PUBLISHED, RUN, Line, read_lines, read_results
-from perf.campaign.plan import LIST, Campaign, Item, items, read_campaign
+from perf.campaign.lines import PUBLISHED, RUN, Line, read_lines, read_results
+from perf.campaign.plan import LIST, Campaign, read_campaign, runs_of
 from perf.harness import medians
 
 FOLDER = PACKAGE / "docs" / "results"
@@ -95,20 +95,20 @@ class FamilyResults:
         return seconds
 
     @cached_property
-    def runs(self) -> list[Item]:
-        """All of its runs."""
-        return items(self.name, self.benchmark)
+    def runs(self) -> list[tuple[str, int]]:
+        """Arm and seed of all of its runs."""
+        return runs_of(self.benchmark)
 
     @cached_property
-    def missing(self) -> list[Item]:
+    def missing(self) -> list[tuple[str, int]]:
         """Its runs that are not finished."""
         done = {(line["arm"], line["seed"]) for line in self.lines}
-        return [run for run in self.runs if (run.arm, run.seed) not in done]
+        return [run for run in self.runs if run not in done]
 
     @property
     def missing_hours(self) -> float:
         """Estimated hours of these, by the finished runs of the same arm or else by the family's estimate."""
-        minutes = [np.mean(self.seconds.get(run.arm, [60 * self.minutes])) / 60 for run in self.missing]
+        minutes = [np.mean(self.seconds.get(arm, [60 * self.minutes])) / 60 for arm, _ in self.missing]
         return float(sum(minutes)) / 60
 
 
@@ -121,10 +121,9 @@ class Results:
                 name,
                 campaign.benchmark(name),
                 family.minutes,
-                [line for line in read_lines(data / f"{name}.jsonl") if line["status"] == FINISHED],
+                read_lines(data / f"{name}.jsonl"),
             )
             for name, family in campaign.families.items()
-            if not family.disabled
         }
 
         # By ratio its values, and the line that has them; the last one counts.

@@ -20,6 +20,7 @@ from perf import (
     throughput,
     weight_scale,
 )
+from perf.campaign import commands as campaign
 from perf.harness import IDLE_LOAD, Ratios, check_load
 from perf.harness import record as record_ratios
 from perf.objective_costs import compare_objectives, compare_solvers
@@ -109,6 +110,7 @@ def peers(
     _run("peers", recipe, beside_others, record, measure)
 
 
+app.add_typer(campaign.app, name="campaign")
 app.command("graph-costs")(graph_costs.compare_clients)
 app.command("growth")(growth.show_growth)
 app.command("cluster")(cluster.compare_clusters)

@@ -30,8 +30,12 @@ from tasks.runs import Run, create_run
 def open_benchmark(name: str, benchmark: Benchmark) -> Path:
     """A new folder with the benchmark and the recipe of each run; a resumed benchmark reads them."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return create_benchmark(runs_root() / f"benchmark-{Path(name).stem}-{moment}", benchmark)
+
+
+def create_benchmark(folder: Path, benchmark: Benchmark) -> Path:
+    """Write the benchmark and the recipe of each run into its folder."""
     day = date.today()  # the same for all runs, which are compared
-    folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
     inputs: dict[Path, Path] = {}
     for arm in benchmark.arms:
         for seed in benchmark.seeds:

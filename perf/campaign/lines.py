@@ -1,12 +1,15 @@
-"""The results of a campaign: a JSON line for each finished or failed run, a file for each family."""
+"""The results of a campaign: a JSON line for each finished run, and for the contests of a seed.
+
+Those of docs/results/data/<family>.jsonl are published: tables and claims are functions of them.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,18 +18,17 @@ from components.config import UserError
 from components.config.benchmark import Benchmark
 from components.io import write_atomically
 from components.results import finite_or_none
+from perf.campaign.plan import runs_of
 
 if TYPE_CHECKING:
     from components.evaluation.contests import Contest
     from components.reporting.benchmark_results import BenchmarkResults
 
-FINISHED = "finished"
-FAILED = "failed"
 RUN = "run"
 CONTESTS = "contests"
 """Kinds of lines: a run, and the contests between the arms of a seed."""
 PUBLISHED = Path("docs", "results", "data")
-"""Folder of the collected lines in a checkout."""
+"""Folder of the published lines in a checkout."""
 
 RESAMPLES = 10_000
 """Of the bootstrap of the claims of collected lines."""
@@ -35,7 +37,7 @@ Line = dict[str, Any]
 
 
 class CampaignError(UserError):
-    """A campaign that cannot be run, paused or collected."""
+    """A campaign that cannot be run or collected."""
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -57,46 +59,31 @@ def read_lines(path: Path) -> list[Line]:
     return rows
 
 
-def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Append a line; after a crash the file has it whole or not at all."""
-    text = json.dumps(finite_or_none(line), sort_keys=True, default=str)
-    earlier = path.read_bytes() if path.is_file() else b""
-    write_atomically(path, earlier + text.encode() + b"\n")
+def publish(checkout: Path, family: str, lines: Iterable[Line]) -> int:
+    """Append the lines of a family that its file in a checkout does not have; gives their number.
 
-
-def collect(source: Path, checkout: Path) -> dict[str, int]:
-    """Copy the lines of finished runs and contests into docs/results/data/ of a checkout.
-
-    Lines that are there already are not copied again.
-
-    Args:
-        source: folder of the campaign's lines.
-        checkout: of the project.
-
-    Returns:
-        number of new lines by family.
-
-    Raises:
-        CampaignError: it is no checkout of the project.
+    A line is there if there is one of the same kind, arm, seed and commits.
     """
-    if not (checkout / "pyproject.toml").is_file() or not (checkout / "docs" / "results").is_dir():
-        raise CampaignError(
-            f"{checkout} is no checkout of the project: name the folder that has pyproject.toml"
-        )
-    counts = {}
-    for path in sorted(source.glob("*.jsonl")):
-        target = checkout / PUBLISHED / path.name
-        known = set(target.read_text(encoding="utf-8").splitlines()) if target.is_file() else set()
-        new = [
-            text
-            for text in path.read_text(encoding="utf-8").splitlines()
-            if text not in known and json.loads(text)["status"] == FINISHED
-        ]
-        if new:
-            earlier = target.read_bytes() if target.is_file() else b""
-            write_atomically(target, earlier + "".join(f"{text}\n" for text in new).encode())
-        counts[path.stem] = len(new)
-    return counts
+    path = checkout / PUBLISHED / f"{family}.jsonl"
+    known = {_identity(line) for line in read_lines(path)}
+    new = [line for line in lines if _identity(line) not in known]
+    if new:
+        texts = [json.dumps(finite_or_none(line), sort_keys=True) for line in new]
+        earlier = path.read_bytes() if path.is_file() else b""
+        write_atomically(path, earlier + "".join(f"{text}\n" for text in texts).encode())
+    return len(new)
+
+
+def _identity(line: Line) -> tuple[str, str, int, tuple[str, ...]]:
+    return line["kind"], line["arm"], line["seed"], tuple(line["commits"])
+
+
+def is_complete(lines: Sequence[Line], benchmark: Benchmark, seed: int) -> bool:
+    """Whether lines have all runs of a seed, and its contests."""
+    wanted = {(RUN, arm) for arm in benchmark.arms}
+    if benchmark.contests:
+        wanted.add((CONTESTS, ""))
+    return wanted <= {(line["kind"], line["arm"]) for line in lines if line["seed"] == seed}
 
 
 def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResults:
@@ -117,11 +104,7 @@ def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResult
     results = BenchmarkResults(benchmark.seeds, RESAMPLES)
     points: dict[int, dict[str, FrontPoint]] = {}
     arms = {*benchmark.arms, ""}  # contests between arms are of no arm
-    lines = [
-        line
-        for line in lines
-        if line["status"] == FINISHED and line["seed"] in benchmark.seeds and line["arm"] in arms
-    ]
+    lines = [line for line in lines if line["seed"] in benchmark.seeds and line["arm"] in arms]
     for line in sorted(lines, key=lambda line: benchmark.seeds.index(line["seed"])):
         arm, seed = line["arm"], line["seed"]
         for name, contest in line["contests"].items():
@@ -162,66 +145,64 @@ def _read_contest(line: Line) -> Contest:
     )
 
 
-def run_results(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure: str = "") -> Line:
-    """The figures of a finished run, what they are means of, and its verdicts by answer.
+def own_lines(folder: Path, benchmark: Benchmark, measure: str = "") -> Iterator[Line]:
+    """The lines of the finished runs and contests in a benchmark's folder.
 
     Args:
-        folder: of the family, which holds its runs.
-        benchmark: of the family.
-        arm, seed: of the run.
+        folder: of the benchmark.
+        benchmark: what is in it.
         measure: see Family.
     """
+    from components.evaluation.contests import Contest
+    from tasks.benchmark_folder import arm_run, contest_path
+
+    commits: dict[int, set[str]] = defaultdict(set)
+    for arm, seed in runs_of(benchmark):
+        if arm_run(folder, arm, seed).is_done("report"):
+            line = _run_line(folder, benchmark, arm, seed, measure)
+            commits[seed].update(line["commits"])
+            yield line
+    for seed in benchmark.seeds:
+        paths = {
+            f"{ours} against {theirs}": contest_path(folder, ours, theirs, seed)
+            for ours, theirs in benchmark.contests
+        }
+        if paths and all(path.is_file() for path in paths.values()):
+            contests = {name: _contest_line(Contest.read(path)) for name, path in paths.items()}
+            head = {"kind": CONTESTS, "arm": "", "seed": seed, "commits": sorted(commits[seed])}
+            yield head | {"contests": contests}
+
+
+def _run_line(folder: Path, benchmark: Benchmark, arm: str, seed: int, measure: str) -> Line:
+    """The figures of a finished run, what they are means of, and its verdicts by answer."""
     from tasks.benchmark_folder import arm_run
     from tasks.benchmark_report import read_results
 
-    alone = benchmark.model_copy(
-        update={
-            "arms": {arm: benchmark.arms[arm]},
-            "seeds": [seed],
-            "contests": [],
-            "fronts": {},
-        }
-    )
-    results = read_results(folder, alone)
+    settings = benchmark.arms[arm]
+    changes = {"arms": {arm: settings}, "seeds": [seed], "contests": [], "fronts": {}}
+    results = read_results(folder, benchmark.model_copy(update=changes))
     run = arm_run(folder, arm, seed)
+    units = results.units[arm][seed]
     line: Line = {
+        "kind": RUN,
+        "arm": arm,
+        "seed": seed,
         "commits": results.commits[f"{arm}-seed-{seed}"],
+        "settings": [*benchmark.settings, *settings],
+        "seconds": round(sum(run.metadata()["seconds"].values())),
         "metrics": results.metrics[arm][seed],
-        "units": {
-            name: {"unit": units.unit, "groups": units.strata}
-            for name, units in results.units[arm][seed].items()
-        },
+        "units": {name: {"unit": each.unit, "groups": each.strata} for name, each in units.items()},
         "base": results.base[seed],
         "judge": results.judges[seed],
         "contests": {name: _contest_line(by_seed[seed]) for name, by_seed in results.contests.items()},
     }
-    fronts = [asdict(point) for point in _front_points(results.diagnostics, arm, seed)]
-    if fronts:
-        line["front"] = fronts[0]
+    fronts = [summaries[arm][seed].front for summaries in results.diagnostics.values()]
+    if front := next(filter(None, fronts), None):
+        line["front"] = asdict(front)
     if measure:
         module, _, name = measure.partition(":")
         line["measured"] = getattr(importlib.import_module(module), name)(run.folder)
     return line
-
-
-def _front_points(diagnostics: Mapping[str, Any], arm: str, seed: int) -> Iterator[Any]:
-    for summaries in diagnostics.values():
-        point = summaries[arm][seed].front
-        if point is not None:
-            yield point
-
-
-def contest_results(folder: Path, benchmark: Benchmark, seed: int) -> Line:
-    """The verdicts of the contests between the arms of a seed."""
-    from components.evaluation.contests import Contest
-    from tasks.benchmark_folder import contest_path
-
-    return {
-        "contests": {
-            f"{ours} against {theirs}": _contest_line(Contest.read(contest_path(folder, ours, theirs, seed)))
-            for ours, theirs in benchmark.contests
-        }
-    }
 
 
 def _contest_line(contest: Contest) -> Line:

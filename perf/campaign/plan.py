@@ -9,25 +9,21 @@ A family is a benchmark of the project, with seeds and settings of its own:
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from components.benchmarks import arm_recipe, load_benchmark
-from components.config import Recipe, RecipeError, check_section
+from components.benchmarks import load_benchmark
+from components.config import RecipeError, check_section
 from components.config.benchmark import Benchmark, Seed
 from components.config.loading import read_yaml
 from components.config.section import Section
 
 LIST = Path(__file__).with_name("families.yaml")
-NOT_RESULTS = frozenset({"runtime", "tracking"})
-"""Sections of a recipe that say how it is run and logged."""
 HOME = "{home}"
 """Stands for the campaign's folder in the settings and preparations of a family."""
 
@@ -61,7 +57,6 @@ class Family(Section):
     minutes: float = Field(
         math.nan, description="Of a run on two cores: an estimate until runs of its arm are finished."
     )
-    disabled: str = Field("", description="Why the family is not run; empty: it is.")
 
     @model_validator(mode="after")
     def _check_choice(self) -> Self:
@@ -71,34 +66,16 @@ class Family(Section):
 
 
 @dataclass(frozen=True)
-class Item:
-    """A run of a campaign.
-
-    Attributes:
-        family, arm, seed: what is run.
-    """
-
-    family: str
-    arm: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.family}: {self.arm}, seed {self.seed}"
-
-
-@dataclass(frozen=True)
 class Campaign:
-    """A list of families.
+    """A list of families."""
 
-    Attributes:
-        families: by name, most wanted first.
-        path: the file.
-        home: folder of the campaign.
-    """
-
-    families: Mapping[str, Family]
+    families: Mapping[str, Family]  # by name, most wanted first
     path: Path
-    home: Path
+    home: Path  # where it runs
+
+    def folder(self, name: str) -> Path:
+        """Folder of a family's benchmark."""
+        return self.home / "runs" / name
 
     def benchmark(self, name: str, chosen: Mapping[str, str] | None = None) -> Benchmark:
         """The benchmark of a family, with the family's seeds and settings.
@@ -109,41 +86,47 @@ class Campaign:
                 settings stay.
 
         Raises:
-            RecipeError: the benchmark, or the recipe of an arm, is wrong.
+            RecipeError: the benchmark, or the recipe of an arm, is wrong, or a choice is of no arm.
         """
         family = self.families[name]
         settings = [self.expand(setting) for setting in family.settings]
-        benchmark = load_benchmark(self._benchmark_path(family), settings)
-        changes = {"seeds": family.seeds}
-        if family.chosen_from is None or chosen is None:
-            return benchmark.model_copy(update=changes)
-        candidates = self.benchmark(family.chosen_from).arms
+        path = self.path.parent / family.benchmark
+        benchmark = load_benchmark(str(path) if path.is_file() else family.benchmark, settings)
         arms = dict(benchmark.arms)
-        for choice, arm in chosen.items():
-            if choice in arms:
-                arms[choice] = [*settings, *candidates[arm]]
-        for arm, choice in family.based_on.items():
-            arms[arm] = [*arms[choice], *benchmark.arms[arm]]
-        return benchmark.model_copy(update={**changes, "arms": arms})
+        if family.chosen_from is not None:
+            source = self.benchmark(family.chosen_from)
+            self._check_choices(name, benchmark, source)
+            for choice, arm in (chosen or {}).items():
+                arms[choice] = [*settings, *source.arms[arm]]
+            if chosen is not None:
+                arms |= {arm: [*arms[of], *arms[arm]] for arm, of in family.based_on.items()}
+        return benchmark.model_copy(update={"seeds": family.seeds, "arms": arms})
+
+    def _check_choices(self, name: str, benchmark: Benchmark, source: Benchmark) -> None:
+        """Refuse choices and arms that do not exist."""
+        based_on = self.families[name].based_on
+        wrong = [choice for choice in based_on.values() if choice not in source.choices]
+        wrong += [arm for arm in (*based_on, *source.choices) if arm not in benchmark.arms]
+        if wrong:
+            raise RecipeError(
+                f"{self.path}: family {name}: {', '.join(wrong)}: expected the name of an arm, and of a"
+                f" choice of {self.families[name].chosen_from}"
+            )
 
     def expand(self, text: str) -> str:
         """A setting or an argument with the campaign's folder in it."""
         return text.replace(HOME, str(self.home))
 
-    def _benchmark_path(self, family: Family) -> str:
-        path = self.path.parent / family.benchmark
-        return str(path) if path.is_file() else family.benchmark
-
 
 def read_campaign(path: Path, home: Path) -> Campaign:
-    """Read a list of families.
+    """Read a list of families, and the benchmark of each.
 
     Args:
         path: of the YAML file.
         home: folder of the campaign.
 
     Raises:
-        RecipeError: the file is no list of families, or one of them is wrong.
+        RecipeError: the file is no list of families, or a family, its benchmark or a recipe is wrong.
     """
     tree = read_yaml(path, "a campaign is a mapping of families")
     families = {
@@ -156,53 +139,12 @@ def read_campaign(path: Path, home: Path) -> Campaign:
             raise RecipeError(
                 f"{path}: family {name} takes its settings from '{source}': name a family above it"
             )
-    return Campaign(families, path, home)
+    campaign = Campaign(families, path, home)
+    for name in families:
+        campaign.benchmark(name)
+    return campaign
 
 
-def items(name: str, benchmark: Benchmark) -> list[Item]:
-    """The runs of a family: all arms of the first seed, then those of the next one."""
-    runs: list[Item] = []
-    for seed in benchmark.seeds:
-        runs += [Item(name, arm, seed) for arm in benchmark.arms]
-    return runs
-
-
-def recipe_hash(recipe: Recipe) -> str:
-    """Hash of all that a run's results depend on in its recipe."""
-    content = recipe.model_dump(mode="json", exclude=set(NOT_RESULTS))
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def check_campaign(campaign: Campaign) -> dict[str, int]:
-    """Check the recipe of every arm of every family that is not disabled; gives their numbers of runs.
-
-    Raises:
-        RecipeError: naming the family.
-    """
-    counts = {}
-    for name, family in campaign.families.items():
-        if family.disabled:
-            continue
-        benchmark = campaign.benchmark(name)
-        _check_choices(campaign, name, benchmark)
-        for item in items(name, benchmark):
-            arm_recipe(benchmark, item.arm, item.seed)
-        counts[name] = len(items(name, benchmark))
-    return counts
-
-
-def _check_choices(campaign: Campaign, name: str, benchmark: Benchmark) -> None:
-    """Refuse choices and arms that do not exist."""
-    family = campaign.families[name]
-    if family.chosen_from is None:
-        return
-    choices = campaign.benchmark(family.chosen_from).choices
-    missing: Sequence[str] = [choice for choice in family.based_on.values() if choice not in choices]
-    missing = [*missing, *(arm for arm in family.based_on if arm not in benchmark.arms)]
-    missing = [*missing, *(choice for choice in choices if choice not in benchmark.arms)]
-    if missing:
-        raise RecipeError(
-            f"{campaign.path}: family {name}: {', '.join(missing)}: expected the name of an arm, and of a"
-            f" choice of {family.chosen_from}"
-        )
-    campaign.benchmark(name, {choice: each.among[0] for choice, each in choices.items()})
+def runs_of(benchmark: Benchmark) -> list[tuple[str, int]]:
+    """Arm and seed of the runs: all arms of the first seed, then those of the next one."""
+    return [(arm, seed) for seed in benchmark.seeds for arm in benchmark.arms]

@@ -1,4 +1,4 @@
-"""The campaign: what it runs and skips, failures, pauses, kills, choices, and its collected lines."""
+"""The campaign: what it runs and leaves out, failures, kills, choices, and its published lines."""
 
 import json
 import math
@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from components.benchmarks import arm_recipe
 from components.config import RecipeError
-from perf.campaign import __main__ as command
-from perf.campaign import worker as module
-from perf.campaign.lines import CampaignError, append_line, collect, read_lines, read_results
-from perf.campaign.plan import LIST, check_campaign, items, read_campaign, recipe_hash
-from perf.campaign.worker import Place, Worker, is_running, locked, signal_group
+from perf.campaign import commands
+from perf.campaign.lines import CampaignError, is_complete, own_lines, publish, read_lines, read_results
+from perf.campaign.plan import LIST, read_campaign, runs_of
+from perf.commands import app
 from tests.support.pipeline import ROOT, environment_without
 
 PLAN = {"recipe": "debug", "seeds": [0], "arms": {"FedBis": [], "FedDPO": ["federation.method=feddpo"]}}
@@ -29,7 +29,15 @@ RATES = {
     "arms": {"FedBis-low": ["federation.optimizer.lr=1e-3"], "FedBis-high": ["federation.optimizer.lr=1e-1"]},
     "choices": {"FedBis": {"among": ["FedBis-low", "FedBis-high"], "figure": "accuracy"}},
 }
-ARMS = [("FedBis", 0), ("FedDPO", 0), ("FedBis", 1), ("FedDPO", 1)]
+CHOSEN = {
+    "rates": {"benchmark": "rates.yaml", "seeds": [5]},
+    "final": {
+        "benchmark": "plan.yaml",
+        "seeds": [0],
+        "chosen_from": "rates",
+        "based_on": {"FedDPO": "FedBis"},
+    },
+}
 
 
 @pytest.fixture
@@ -49,51 +57,84 @@ def write_list(tmp_path):
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    """A function that works through a campaign whose runs end at once; gives the arms that were run.
+def published(tmp_path, monkeypatch):
+    """A function that publishes lines of a family in a checkout that the campaign works in."""
+    checkout = tmp_path / "checkout"
+    (checkout / "docs" / "results").mkdir(parents=True)
+    (checkout / "pyproject.toml").touch()
+    monkeypatch.setattr(commands, "PUBLISHED", checkout / "docs" / "results" / "data")
 
-    Its last argument maps an arm to what its process ends with.
+    def write(family, *lines):
+        return publish(checkout, family, lines)
+
+    write.checkout = checkout
+    return write
+
+
+@pytest.fixture
+def work(published, tmp_path, monkeypatch):
+    """A function that works through a campaign whose processes end at once; gives what they were.
+
+    Its last argument maps a family to the exit status of its processes.
     """
-    place = Place(tmp_path / "home")
-    for name in (*module.OWN_PLACES, "FED_RLHF_HOME"):  # set, so that all of them are restored
-        monkeypatch.setenv(name, "")
-    monkeypatch.setattr(module, "run_results", lambda folder, benchmark, arm, seed, measure: {"metrics": {}})
-    monkeypatch.setattr(module, "contest_results", lambda folder, benchmark, seed: {"contests": {}})
+    monkeypatch.setattr(commands.os, "nice", lambda _: 0)
+    monkeypatch.setattr(commands.os, "setpgid", lambda *_: None)
+    monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
 
-    def run(campaign, outcomes=None, **options):
-        done = []
-        place.enter()
+    class Process:
+        def __init__(self, command, stdout, env, **_):
+            self.family = Path(stdout.name).stem
+            assert env["FED_RLHF_HOME"] == str(tmp_path / "home")
+            done.append(" ".join([self.family, *command[2:]]).replace(str(tmp_path / "home"), "~"))
+            stdout.write(b"error: it broke\n")
 
-        class Scripted(Worker):
-            def _call(self, command, log, session=None):
-                name = Path(command[-1]).name if command[:2] == ["flows.cli", "resume"] else command[0]
-                done.append(name)
-                log.parent.mkdir(parents=True, exist_ok=True)
-                log.write_text("error: it broke\n")
-                return (outcomes or {}).get(name, lambda: (0, False))()
+        def wait(self):
+            return failing.get(self.family, 0)
 
-        with locked(place) as lock:
-            Scripted(campaign, place, lock, **options).work()
-        return done
+        def terminate(self):
+            pass
 
-    run.place = place
+    done = []
+    failing = {}
+    monkeypatch.setattr(commands.subprocess, "Popen", Process)
+
+    def run(campaign, fails=None):
+        done.clear()
+        failing.clear()
+        failing.update(fails or {})
+        commands.run(campaign.path, campaign.home)
+        return list(done)
+
     return run
 
 
-def statuses(place, family="all"):
-    return [
-        (line["kind"], line["arm"], line["seed"], line["status"])
-        for line in read_lines(place.lines_of(family))
-    ]
+def run_line(arm, seed, **changes):
+    """A line of a finished run of two objectives."""
+    front = {
+        "scores": {"a": seed + 1.0, "b": 2.0},
+        "base_scores": {"a": 0.0, "b": 0.0},
+        "preferences": {"a": 1.0, "b": 1.0},
+    }
+    line = {"kind": "run", "arm": arm, "seed": seed, "seconds": 60, "commits": ["c"]}
+    line |= {"metrics": {"after/accuracy/mean": 0.5, "align/kl_sequence": None}}
+    return line | {"units": {}, "base": {}, "judge": {}, "contests": {}, "front": front} | changes
+
+
+def resume(family, seeds):
+    return f"{family} flows.cli benchmark --resume ~/runs/{family} seeds={seeds}"
 
 
 # --- The list of the project
 
 
 def test_every_arm_of_the_list_has_a_recipe_that_can_be_run(tmp_path):
-    counts = check_campaign(read_campaign(LIST, tmp_path))
-    assert next(iter(counts)) == "summarization-decisive"
-    assert counts["summarization-decisive"] == 20
+    campaign = read_campaign(LIST, tmp_path)
+    assert next(iter(campaign.families)) == "summarization-decisive"
+    for name in campaign.families:
+        benchmark = campaign.benchmark(name)
+        assert {arm_recipe(benchmark, arm, seed).seed for arm, seed in runs_of(benchmark)} == {
+            *benchmark.seeds
+        }
 
 
 def test_all_arms_of_a_family_have_the_same_number_of_gradient_evaluations(tmp_path):
@@ -120,21 +161,10 @@ def test_the_decisive_recipe_uses_all_papers(tmp_path):
 # --- Reading a list
 
 
-def test_runs_are_ordered_by_seed_so_that_a_seed_is_complete_early(write_list):
-    campaign = write_list()
-    assert [(item.arm, item.seed) for item in items("all", campaign.benchmark("all"))] == ARMS
-
-
 def test_settings_of_a_family_name_the_campaigns_folder(write_list, tmp_path):
     family = {"benchmark": "plan.yaml", "seeds": [0], "settings": ["data.path='{home}/pairs.jsonl'"]}
     recipe = arm_recipe(write_list({"all": family}).benchmark("all"), "FedBis", 0)
     assert recipe.data.path.name == str(tmp_path / "home" / "pairs.jsonl")
-
-
-def test_a_hash_tells_recipes_apart_but_not_how_they_are_run(debug):
-    runtime = debug.model_copy(update={"runtime": debug.runtime.model_copy(update={"cpu_workers": 2})})
-    assert recipe_hash(runtime) == recipe_hash(debug)
-    assert recipe_hash(debug.model_copy(update={"seed": 1})) != recipe_hash(debug)
 
 
 @pytest.mark.parametrize(
@@ -153,257 +183,144 @@ def test_a_wrong_family_is_refused_by_name(write_list, family, part):
 
 
 def test_a_choice_that_is_no_arm_is_refused(write_list):
-    families = {
-        "rates": {"benchmark": "rates.yaml", "seeds": [5]},
-        "final": {
-            "benchmark": "plan.yaml",
-            "seeds": [0],
-            "chosen_from": "rates",
-            "based_on": {"no": "FedBis"},
-        },
-    }
+    final = CHOSEN["final"] | {"based_on": {"no": "FedBis"}}
     with pytest.raises(RecipeError, match="family final: no:"):
-        check_campaign(write_list(families, rates=RATES))
+        write_list(CHOSEN | {"final": final}, rates=RATES)
+
+
+def test_a_wrong_recipe_of_any_family_is_refused_before_anything_runs(write_list):
+    with pytest.raises(RecipeError, match="federation.round"):
+        write_list({"all": {"benchmark": "plan.yaml", "seeds": [0], "settings": ["federation.round=9"]}})
 
 
 # --- Working through it
 
 
-def test_all_runs_are_run_one_after_the_other_and_recorded(work, write_list):
-    done = work(write_list())
-    assert done == [f"{arm}-seed-{seed}" for arm, seed in ARMS]
-    assert statuses(work.place) == [("run", arm, seed, "finished") for arm, seed in ARMS]
-    line = read_lines(work.place.lines_of("all"))[1]
-    assert line["settings"] == ["federation.method=feddpo"]
-    assert {"commit", "recipe", "started", "ended", "seconds"} <= set(line)
+def test_a_family_is_a_benchmark_that_is_created_and_resumed(work, write_list):
+    campaign = write_list()
+    assert work(campaign) == [resume("all", [0, 1])]
+    recipes = sorted(path.parent.name for path in campaign.folder("all").glob("*/recipe.yaml"))
+    assert recipes == ["FedBis-seed-0", "FedBis-seed-1", "FedDPO-seed-0", "FedDPO-seed-1"]
+    more = write_list({"all": {"benchmark": "plan.yaml", "seeds": [2, 0, 1]}})
+    assert work(more) == [resume("all", [0, 1, 2])]
 
 
-def test_finished_runs_are_skipped(work, write_list):
-    work(write_list())
-    assert work(write_list()) == []
-
-
-def test_a_run_that_ended_before_its_line_was_written_is_not_repeated(work, write_list):
-    folder = work.place.family("all") / "FedBis-seed-0"
-
-    def end_without_line():
-        (folder / "report.done").touch()
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work(write_list(), {"FedBis-seed-0": end_without_line})
-    assert statuses(work.place) == []
-    assert work(write_list())[0] == "FedDPO-seed-0"
-    assert statuses(work.place)[0] == ("run", "FedBis", 0, "finished")
-
-
-def test_a_run_that_was_interrupted_is_resumed_in_its_folder(work, write_list):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work(write_list(), {"FedBis-seed-0": interrupt})
-    recipe = work.place.family("all") / "FedBis-seed-0" / "recipe.yaml"
-    moment = recipe.stat().st_mtime_ns
-    assert work(write_list())[0] == "FedBis-seed-0"
-    assert recipe.stat().st_mtime_ns == moment
-
-
-def test_a_failed_run_is_recorded_with_its_error_and_does_not_stop_the_others(work, write_list):
-    done = work(write_list(), {"FedDPO-seed-0": lambda: (1, False)})
-    assert len(done) == 4
-    assert statuses(work.place)[1] == ("run", "FedDPO", 0, "failed")
-    assert "it broke" in read_lines(work.place.lines_of("all"))[1]["error"]
-
-
-def test_a_failed_run_is_resumed_on_request_only_and_once(work, write_list):
-    fails = {"FedDPO-seed-0": lambda: (1, False)}
-    work(write_list(), fails)
-    assert work(write_list()) == []
-    assert work(write_list(), fails, retry_failed=True) == ["FedDPO-seed-0"]
-    assert work(write_list(), retry_failed=True) == ["FedDPO-seed-0"]
-    assert statuses(work.place)[-1] == ("run", "FedDPO", 0, "finished")
-
-
-def test_a_run_that_fails_after_its_process_was_stopped_is_tried_again(work, write_list):
-    results = iter([(1, True), (0, False)])
-    done = work(write_list(), {"FedBis-seed-0": lambda: next(results)})
-    assert done[:2] == ["FedBis-seed-0", "FedBis-seed-0"]
-    assert statuses(work.place)[0] == ("run", "FedBis", 0, "finished")
-
-
-def test_a_run_of_other_settings_is_not_taken_for_this_one(work, write_list):
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work(write_list(), {"FedBis-seed-0": interrupt})
-    changed = {"all": {"benchmark": "plan.yaml", "seeds": [0], "settings": ["federation.rounds=9"]}}
-    assert work(write_list(changed)) == ["FedDPO-seed-0"]
-    assert "other settings" in read_lines(work.place.lines_of("all"))[0]["error"]
-
-
-def test_a_disabled_family_is_not_run(work, write_list):
-    family = {"benchmark": "plan.yaml", "seeds": [0], "disabled": "it is too large"}
-    assert work(write_list({"all": family})) == []
-
-
-def test_contests_follow_when_all_arms_of_a_seed_are_finished(work, write_list):
+def test_seeds_that_are_published_are_left_out(work, write_list, published):
     plan = PLAN | {"contests": [["FedBis", "FedDPO"]]}
-    done = work(write_list(plan=plan), {"FedBis-seed-1": lambda: (1, False)})
-    assert done == ["FedBis-seed-0", "FedDPO-seed-0", "flows.cli", "FedBis-seed-1", "FedDPO-seed-1"]
-    written = yaml.safe_load((work.place.family("all") / "benchmark.yaml").read_text())
-    assert written["seeds"] == [0]
-    assert ("contests", "", 0, "finished") in statuses(work.place)
+    contests = {"kind": "contests", "arm": "", "seed": 0, "commits": ["c"], "contests": {}}
+    published("all", run_line("FedBis", 0), run_line("FedDPO", 0), run_line("FedBis", 1))
+    assert work(write_list(plan=plan)) == [resume("all", [0, 1])]
+    published("all", contests)
+    other = write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}}, plan=plan)
+    assert work(other) == []
+    assert work(write_list(plan=PLAN)) == []  # that was started with other contests
+
+
+def test_a_family_that_fails_is_tried_twice_and_does_not_stop_the_others(work, write_list, capsys):
+    families = {name: {"benchmark": "plan.yaml", "seeds": [0]} for name in ("first", "second")}
+    done = work(write_list(families), {"first": 3})
+    assert done == [resume("first", [0]), resume("first", [0]), resume("second", [0])]
+    assert "first: exit status 3, see " in (printed := capsys.readouterr().out)
+    assert "first.log: error: it broke" in printed
+
+
+def test_a_benchmark_of_other_settings_is_not_taken_for_this_one(work, write_list, capsys):
+    work(write_list())
+    changed = {"all": {"benchmark": "plan.yaml", "seeds": [0], "settings": ["federation.rounds=9"]}}
+    assert work(write_list(changed)) == []
+    assert "was started with other settings" in capsys.readouterr().out
 
 
 def test_a_preparation_runs_once_before_the_first_run(work, write_list):
-    family = {"benchmark": "plan.yaml", "seeds": [0], "prepare": ["perf.gold_pairs", "{home}/x"]}
-    assert work(write_list({"all": family})) == ["perf.gold_pairs", "FedBis-seed-0", "FedDPO-seed-0"]
-    assert work(write_list({"all": family | {"seeds": [0, 1]}}))[0] == "FedBis-seed-1"
+    family = {"benchmark": "plan.yaml", "seeds": [0], "prepare": ["perf", "gold-pairs", "{home}/x"]}
+    campaign = write_list({"all": family})
+    assert work(campaign, {"all": 2}) == ["all perf gold-pairs ~/x"]
+    assert work(campaign) == ["all perf gold-pairs ~/x", resume("all", [0])]
+    assert work(campaign) == [resume("all", [0])]
 
 
-def test_a_family_whose_preparation_fails_does_not_stop_the_others(work, write_list):
-    families = {
-        "first": {"benchmark": "plan.yaml", "seeds": [0], "prepare": ["perf.gold_pairs"]},
-        "all": {"benchmark": "plan.yaml", "seeds": [0]},
-    }
-    done = work(write_list(families), {"perf.gold_pairs": lambda: (2, False)})
-    assert done == ["perf.gold_pairs", "FedBis-seed-0", "FedDPO-seed-0"]
-    assert statuses(work.place, "first") == [("run", "", -1, "failed")]
-
-
-def test_arms_take_the_settings_that_an_earlier_family_chose(work, write_list, monkeypatch):
-    scores = {"FedBis-low": 0.6, "FedBis-high": 0.8}
-    monkeypatch.setattr(
-        module,
-        "run_results",
-        lambda folder, plan, arm, *rest: {"metrics": {"after/accuracy/mean": scores.get(arm, 0.0)}},
-    )
-    final = PLAN | {"arms": {"FedBis": [], "ablation": ["federation.local_steps=1"]}}
-    families = {
-        "rates": {"benchmark": "rates.yaml", "seeds": [5]},
-        "final": {
-            "benchmark": "final.yaml",
-            "seeds": [0],
-            "chosen_from": "rates",
-            "based_on": {"ablation": "FedBis"},
-        },
-    }
-    work(write_list(families, rates=RATES, final=final))
-    settings = {line["arm"]: line["settings"] for line in read_lines(work.place.lines_of("final"))}
-    assert settings == {
-        "FedBis": ["federation.optimizer.lr=1e-1"],
-        "ablation": ["federation.optimizer.lr=1e-1", "federation.local_steps=1"],
-    }
-
-
-def test_a_family_waits_until_its_settings_are_chosen(work, write_list, capsys):
-    families = {
-        "rates": {"benchmark": "rates.yaml", "seeds": [5]},
-        "final": {"benchmark": "final.yaml", "seeds": [0], "chosen_from": "rates"},
-    }
-    campaign = write_list(families, rates=RATES, final=PLAN | {"arms": {"FedBis": []}})
-    done = work(campaign, {"FedBis-low-seed-5": lambda: (1, False)})
-    assert done == ["FedBis-low-seed-5", "FedBis-high-seed-5"]
+def test_arms_take_the_settings_that_an_earlier_family_chose(work, write_list, published, capsys):
+    campaign = write_list(CHOSEN, rates=RATES)
+    assert work(campaign) == [resume("rates", [5])]
     assert "final: waits for the choices of rates" in capsys.readouterr().out
-    assert "final: 0 of 1 runs finished, 0 failed, waits" in command.status(campaign, work.place)
+    commands.status(campaign.path, campaign.home)
+    assert "final: 0 of 2 runs finished, waits for its settings" in capsys.readouterr().out
+    for arm, score in {"FedBis-low": 0.6, "FedBis-high": 0.8}.items():
+        published("rates", run_line(arm, 5, metrics={"after/accuracy/mean": score}))
+    assert work(campaign) == [resume("final", [0])]
+    rates = {arm: commands.chosen_benchmark(campaign, "final").arms[arm] for arm in PLAN["arms"]}
+    assert rates == {
+        "FedBis": ["federation.optimizer.lr=1e-1"],
+        "FedDPO": ["federation.optimizer.lr=1e-1", "federation.method=feddpo"],
+    }
 
 
-# --- Pause, lock and status
-
-
-def test_no_run_is_started_while_the_campaign_is_paused(work, write_list, monkeypatch):
-    waits = []
-
-    def sleep(seconds):
-        waits.append(seconds)
-        work.place.pause.unlink()
-
-    monkeypatch.setattr(module.time, "sleep", sleep)
-    home = ["--home", str(work.place.home)]
-    assert command.main(["pause", *home]) == 0
-    assert len(work(write_list())) == 4
-    assert len(waits) == 1
-    command.main(["pause", *home])
-    command.main(["continue", *home])
-    assert not work.place.pause.exists()
-
-
-def test_a_second_process_is_refused_while_one_works(work):
-    work.place.enter()
-    with locked(work.place):
-        assert is_running(work.place)
-        with pytest.raises(CampaignError, match="already works"), locked(work.place, patience=0.0):
+def test_a_second_process_is_refused_while_one_works(tmp_path):
+    with commands.locked(tmp_path):
+        assert commands.owner(tmp_path) == os.getpid()
+        with pytest.raises(CampaignError, match=f"process {os.getpid()} works"), commands.locked(tmp_path):
             pass
-    assert not is_running(work.place)
+    assert commands.owner(tmp_path) is None
 
 
-def test_a_signal_is_sent_to_no_process_group_but_that_of_a_running_campaign(work):
-    work.place.enter()
-    other = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    try:
-        work.place.state.write_text(json.dumps({"pid": other.pid}))
-        with pytest.raises(CampaignError, match="no process works"):
-            signal_group(work.place, signal.SIGTERM)
-        work.place.state.write_text(json.dumps({"pid": 2**30}))
-        with locked(work.place), pytest.raises(CampaignError, match="no process works"):
-            signal_group(work.place, signal.SIGTERM)
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
-def test_the_status_counts_runs_and_says_whether_a_process_works(work, write_list):
+def test_the_status_counts_published_runs(write_list, published, capsys):
+    published("all", run_line("FedBis", 0), run_line("FedDPO", 0), run_line("FedBis", 7))
     campaign = write_list()
-    work(campaign, {"FedDPO-seed-0": lambda: (1, False)})
-    text = command.status(campaign, work.place)
-    assert "all: 3 of 4 runs finished, 1 failed" in text
-    assert "no process works on it" in text
+    with commands.locked(campaign.home):
+        commands.status(campaign.path, campaign.home)
+    assert capsys.readouterr().out == f"all: 2 of 4 runs finished\nprocess {os.getpid()} works on it\n"
 
 
 # --- Lines
 
 
-@pytest.fixture
-def checkout(tmp_path):
-    folder = tmp_path / "checkout"
-    (folder / "docs" / "results").mkdir(parents=True)
-    (folder / "pyproject.toml").touch()
-    return folder
+def test_lines_are_published_once(published):
+    first = run_line("FedBis", 0, seconds=float("nan"))
+    assert published("all", first) == 1
+    assert published("all", first, run_line("FedDPO", 0)) == 1
+    assert published("all", run_line("FedBis", 0, commits=["d"])) == 1
+    lines = read_lines(published.checkout / "docs" / "results" / "data" / "all.jsonl")
+    assert [line["arm"] for line in lines] == ["FedBis", "FedDPO", "FedBis"]
+    assert lines[0]["seconds"] is None
 
 
-def test_finished_lines_are_collected_once(tmp_path, checkout):
-    lines = tmp_path / "lines"
-    append_line(lines / "all.jsonl", {"arm": "a", "status": "finished", "seconds": float("nan")})
-    append_line(lines / "all.jsonl", {"arm": "b", "status": "failed"})
-    assert collect(lines, checkout) == {"all": 1}
-    append_line(lines / "all.jsonl", {"arm": "b", "status": "finished"})
-    assert collect(lines, checkout) == {"all": 1}
-    assert collect(lines, checkout) == {"all": 0}
-    collected = read_lines(checkout / "docs" / "results" / "data" / "all.jsonl")
-    assert [line["arm"] for line in collected] == ["a", "b"]
-    assert collected[0]["seconds"] is None
-
-
-def test_lines_of_several_campaigns_are_collected_side_by_side(tmp_path, checkout):
-    for name in ("one", "two"):
-        append_line(tmp_path / name / "all.jsonl", {"arm": name, "status": "finished"})
-        collect(tmp_path / name, checkout)
-    collected = read_lines(checkout / "docs" / "results" / "data" / "all.jsonl")
-    assert [line["arm"] for line in collected] == ["one", "two"]
-
-
-def test_lines_are_collected_into_a_checkout_only(tmp_path):
+def test_lines_are_collected_into_a_checkout_only(tmp_path, write_list):
+    campaign = write_list()
     with pytest.raises(CampaignError, match="no checkout"):
-        collect(tmp_path, tmp_path)
+        commands.collect(tmp_path, campaign.path, campaign.home)
 
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "all.jsonl").write_text('{"arm": 1}\n{"ar')
     with pytest.raises(CampaignError, match="all.jsonl, line 2"):
         read_lines(tmp_path / "all.jsonl")
+
+
+def test_the_last_line_of_a_run_counts_and_other_arms_and_seeds_do_not(write_list):
+    arms = {"fronts": {"both": ["FedBis", "FedDPO"]}, "seeds": [0, 1]}
+    benchmark = write_list().benchmark("all").model_copy(update=arms)
+    lines = [run_line("FedBis", 0), run_line("FedBis", 0, metrics={"after/accuracy/mean": 0.75})]
+    contest = {"prompts": ["p"], "verdicts": ["tie"], "ours": [1], "theirs": [1]}
+    lines += [run_line("other", 0, contests={"other against base policy": contest}), run_line("FedBis", 7)]
+    results = read_results(lines, benchmark)
+    assert results.metrics == {"FedBis": {0: {"after/accuracy/mean": 0.75}}}
+    assert results.fronts == results.contests == {}
+    results = read_results([*lines, run_line("FedDPO", 0)], benchmark)
+    assert results.metrics["both"][0]["front/hypervolume"] == pytest.approx(2.0)
+    assert math.isnan(results.metrics["FedDPO"][0]["align/kl_sequence"])
+    assert is_complete([*lines, run_line("FedDPO", 0)], benchmark, 0)
+    assert not is_complete(lines, benchmark, 0)
+
+
+def test_results_do_not_depend_on_the_order_of_lines(write_list):
+    benchmark = write_list().benchmark("all")
+    lines = [run_line(arm, seed) for arm in benchmark.arms for seed in (0, 1)]
+    first, other = (read_results(own, benchmark).metrics for own in (lines, lines[::-1]))
+    assert (
+        [[*by_seed] for by_seed in first.values()]
+        == [[*by_seed] for by_seed in other.values()]
+        == [[0, 1]] * 2
+    )
 
 
 # --- Real processes
@@ -415,18 +332,13 @@ def start(folder):
         inherited["FED_RLHF_BACKBONES"] = os.environ["FED_RLHF_BACKBONES"]
     arguments = ["--list", str(folder / "families.yaml"), "--home", str(folder / "home")]
     return subprocess.Popen(
-        [sys.executable, "-m", "perf.campaign", "run", *arguments],
+        [sys.executable, "-m", "perf", "campaign", "run", *arguments],
         cwd=ROOT,
         env=inherited | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def state_of(process):
-    """The kernel's letter for the state of a process: T is stopped."""
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def wait_until(is_reached, process):
@@ -438,7 +350,7 @@ def wait_until(is_reached, process):
 
 
 @pytest.mark.slow
-def test_a_killed_campaign_resumes_its_run_and_records_it_once(write_list, tmp_path):
+def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(write_list, published, tmp_path):
     plan = {
         "recipe": "debug",
         "seeds": [0],
@@ -450,34 +362,41 @@ def test_a_killed_campaign_resumes_its_run_and_records_it_once(write_list, tmp_p
         "arms": {"FedBis": [], "FedDPO": ["federation.method=feddpo"]},
         "contests": [["FedBis", "FedDPO"]],
     }
-    benchmark = write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}}, plan=plan).benchmark("all")
-    run = tmp_path / "home" / "runs" / "all" / "FedBis-seed-0"
-    killed = start(tmp_path)
-    wait_until(lambda: list(run.glob("federation/commits/0*1.json")), killed)
-    killed.kill()
-    killed.communicate()
-    place = Place(tmp_path / "home")
-    assert read_lines(place.lines_of("all")) == []
+    campaign = write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}}, plan=plan)
+    benchmark, folder = campaign.benchmark("all"), campaign.folder("all")
+    run = folder / "FedBis-seed-0"
+    stopped = start(tmp_path)
+    wait_until(lambda: list(run.glob("federation/commits/0*1.json")), stopped)
+    stopped.send_signal(signal.SIGTERM)
+    stopped.communicate(timeout=60)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    assert commands.owner(campaign.home) is None  # its process has ended, too
+    assert list(own_lines(folder, benchmark)) == []
     again = start(tmp_path)
     output, _ = again.communicate(timeout=500)
     assert again.returncode == 0, output
-    lines = read_lines(place.lines_of("all"))
-    assert statuses(place) == [
-        ("run", "FedBis", 0, "finished"),
-        ("run", "FedDPO", 0, "finished"),
-        ("contests", "", 0, "finished"),
+    log = (campaign.home / "logs" / "all.log").read_text()
+    assert "Stopped" in log
+    assert "resuming after round" in log
+    commands.collect(published.checkout, campaign.path, campaign.home)
+    commands.collect(published.checkout, campaign.path, campaign.home)
+    lines = read_lines(published.checkout / "docs" / "results" / "data" / "all.jsonl")
+    assert [(line["kind"], line["arm"], line["seed"]) for line in lines] == [
+        ("run", "FedBis", 0),
+        ("run", "FedDPO", 0),
+        ("contests", "", 0),
     ]
-    assert "resuming after round" in place.log("all", "FedBis-seed-0").read_text()
     first = lines[0]
     assert first["metrics"] == json.loads((run / "report" / "metrics.json").read_text())
+    assert first["settings"] == plan["settings"]
     base = first["contests"]["FedBis against base policy"]
     assert sum(base["counts"].values()) == len(base["prompts"]) == 8
     assert len({answer.partition("#")[0] for answer in base["prompts"]}) == 4
     assert len(first["units"]["answers/aligned_characters"]["groups"][""]) == 4
     assert first["seconds"] > 0
     assert len(lines[2]["contests"]["FedBis against FedDPO"]["verdicts"]) == 8
-    assert (place.family("all") / "report" / "report.md").is_file()
-    assert_lines_have_the_results(lines, place.family("all"), benchmark)
+    assert (folder / "report" / "report.md").is_file()
+    assert_lines_have_the_results(lines, folder, benchmark)
 
 
 def assert_lines_have_the_results(lines, folder, benchmark):
@@ -496,60 +415,5 @@ def assert_lines_have_the_results(lines, folder, benchmark):
             assert contest.win_rate() == expected.win_rate()
 
 
-def run_line(arm, seed, **changes):
-    """A line of a finished run of two objectives."""
-    front = {
-        "scores": {"a": seed + 1.0, "b": 2.0},
-        "base_scores": {"a": 0.0, "b": 0.0},
-        "preferences": {"a": 1.0, "b": 1.0},
-    }
-    line = {"kind": "run", "family": "all", "arm": arm, "seed": seed, "status": "finished", "seconds": 60}
-    line |= {"commits": ["c"], "metrics": {"after/accuracy/mean": 0.5, "align/kl_sequence": None}}
-    return line | {"units": {}, "base": {}, "judge": {}, "contests": {}, "front": front} | changes
-
-
-def test_the_last_line_of_a_run_counts_and_failed_ones_and_other_arms_do_not(write_list):
-    arms = {"fronts": {"both": ["FedBis", "FedDPO"]}, "seeds": [0, 1]}
-    benchmark = write_list().benchmark("all").model_copy(update=arms)
-    lines = [run_line("FedBis", 0), run_line("FedBis", 0, metrics={"after/accuracy/mean": 0.75})]
-    contest = {"prompts": ["p"], "verdicts": ["tie"], "ours": [1], "theirs": [1]}
-    lines += [run_line("other", 0, contests={"other against base policy": contest})]
-    lines += [run_line("FedBis", 1, status="failed"), run_line("FedBis", 7)]
-    results = read_results(lines, benchmark)
-    assert results.metrics == {"FedBis": {0: {"after/accuracy/mean": 0.75}}}
-    assert results.fronts == results.contests == {}
-    results = read_results([*lines, run_line("FedDPO", 0)], benchmark)
-    assert results.metrics["both"][0]["front/hypervolume"] == pytest.approx(2.0)
-    assert math.isnan(results.metrics["FedDPO"][0]["align/kl_sequence"])
-
-
-def test_results_do_not_depend_on_the_order_of_lines(write_list):
-    benchmark = write_list().benchmark("all")
-    lines = [run_line(arm, seed) for arm in benchmark.arms for seed in (0, 1)]
-    first, other = (read_results(own, benchmark).metrics for own in (lines, lines[::-1]))
-    assert (
-        [[*by_seed] for by_seed in first.values()]
-        == [[*by_seed] for by_seed in other.values()]
-        == [[0, 1]] * 2
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the state of a process is read from /proc")
-def test_a_campaign_is_stopped_and_continued_in_the_middle_of_a_run(write_list, tmp_path):
-    write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}})
-    home = ["--home", str(tmp_path / "home")]
-    run = tmp_path / "home" / "runs" / "all" / "FedBis-seed-0"
-    process = start(tmp_path)
-    try:
-        wait_until(lambda: (run / "recipe.yaml").is_file(), process)
-        assert command.main(["pause", "--now", *home]) == 0
-        wait_until(lambda: state_of(process) == "T", process)
-        assert command.main(["continue", *home]) == 0
-        wait_until(lambda: state_of(process) != "T", process)
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert not is_running(Place(tmp_path / "home"))
+def test_the_commands_are_those_of_perf():
+    assert {"run", "status", "collect"} <= set(CliRunner().invoke(app, ["campaign", "--help"]).output.split())
