@@ -237,16 +237,19 @@ def speed(results: Results, _: Sequence[str]) -> str:
     if missing := [name for name in (FLOWER, TRL, SAMPLING) if name not in results.speed]:
         raise UserError(f"{PUBLISHED / SPEED} lacks {', '.join(missing)}: record it by python -m perf")
     every = medians({name: values for name, (values, _) in results.speed.items()})
-    rows = [
-        {
-            "ratio": f"`{name}`",
-            "median": f"{every[name]:.2f}",
-            "all": ", ".join(f"{value:.2f}" for value in values),
-            "recipe": f"`{line['recipe']}`",
-            "machine": f"{line['processor']}, {line['cores']} cores",
-            "commit": short_commit(line["commit"]),
-        }
-        for name, (values, line) in results.speed.items()
+    rows: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}  # by conditions
+    for name, (values, line) in results.speed.items():
+        machine = f"{line['processor']}, {line['cores']} cores"
+        rows.setdefault((line["recipe"], machine, short_commit(line["commit"])), []).append(
+            {
+                "ratio": f"`{name}`",
+                "median": f"{every[name]:.2f}",
+                "all": ", ".join(f"{value:.2f}" for value in values),
+            }
+        )
+    tables = [
+        f"Recipe `{recipe}`, {machine}, commit {commit}:\n\n{_table(own)}"
+        for (recipe, machine, commit), own in rows.items()
     ]
     sentence = (
         f"A round of FedBis is {every[FLOWER]:.1f} times as fast as in a tuned Flower app, a client of FedDPO"
@@ -254,7 +257,7 @@ def speed(results: Results, _: Sequence[str]) -> str:
         " fast as by transformers' batches."
     )
     picture = "![Ratios and their medians](../images/results/performance.svg)"
-    return f"{sentence}\n\n{picture}\n\n{_table(rows)}"
+    return "\n\n".join([sentence, picture, *tables])
 
 
 PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
