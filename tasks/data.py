@@ -185,7 +185,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         DataError: data are missing, a split that a phase needs is empty, or too many pairs are equal.
     """
     from components.data.prepare import check_rows, prepare
-    from components.evaluation.alpaca_inputs import annotator_instructions, check_alpaca_eval, check_prompts
+    from components.evaluation.alpaca_inputs import annotator_instructions, check_alpaca_eval, find_baseline
     from components.evaluation.answers import load_evaluation_questions, tree_questions
     from components.evaluation.equal_pairs import (
         count_equal_completions,
@@ -210,7 +210,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         instructions = annotator_instructions(
             prompts, recipe.policy.template, recipe.data.test_prompts, recipe.evaluation.alpaca_eval
         )
-        check_prompts(recipe.evaluation.alpaca_eval, prompts, instructions)
+        find_baseline(recipe.evaluation.alpaca_eval, prompts, instructions)  # refuses unanswered prompts
     check_rows(recipe, report.splits, report.rows.prompts)
     counted = count_equal_completions(recipe, folder)
     warnings = [with_original_names(recipe, warning) for warning in report.warnings]

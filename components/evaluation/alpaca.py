@@ -15,39 +15,27 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import numpy as np
+import pandas as pd
 
 from components.config import AlpacaEvalConfig
+from components.data.records import DataError
 from components.environment import preserve_root_log_level
-from components.evaluation.alpaca_inputs import (
-    INSTRUCTIONS,
-    AlpacaEvalError,
-    ModelOutput,
-    check_calibration,
-    find_annotator,
-    is_alpaca_eval,
-)
+from components.evaluation.alpaca_inputs import INSTRUCTIONS, ModelOutput, find_annotator, is_alpaca_eval
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.results import AlpacaEvalFigures
 
 
 class Annotation(TypedDict):
-    """A row of the package's annotations; annotators may add further columns.
-
-    Attributes:
-        instruction: the instruction that was answered.
-        output_1, generator_1: output of the baseline, and its name.
-        output_2, generator_2: output of the evaluated model, and its name.
-        annotator: name of the annotator.
-        preference: from 1 (output 1 wins) to 2 (output 2 wins), 1.5 or 0 for a draw; None if the
-            annotator's reply could not be parsed.
-    """
+    """A row of the package's annotations; annotators may add further columns."""
 
     instruction: str
-    output_1: str
-    generator_1: str
-    output_2: str
+    output_1: str  # of the baseline
+    generator_1: str  # name of the baseline
+    output_2: str  # of the evaluated model
     generator_2: str
     annotator: str
+    # From 1 (output 1 wins) to 2 (output 2 wins), 1.5 or 0 for a draw; None if the annotator's reply
+    # could not be parsed.
     preference: float | None
 
 
@@ -73,24 +61,29 @@ def annotate(
         annotations in the order of `outputs`; output 1 is the reference's.
 
     Raises:
-        AlpacaEvalError: the annotator failed.
+        DataError: the annotator failed.
     """
-    if [row["instruction"] for row in reference_outputs] != [row["instruction"] for row in outputs]:
+    if [row.instruction for row in reference_outputs] != [row.instruction for row in outputs]:
         raise ValueError("reference outputs and outputs must be for the same instructions, row by row")
     folder = find_annotator(config.annotators_config)
     cache.parent.mkdir(parents=True, exist_ok=True)
     try:
         rows = _load_annotator(folder, cache, seed).annotate_head2head(
-            [dict(row) for row in reference_outputs], [dict(row) for row in outputs], is_ordered=True
+            [row.model_dump() for row in reference_outputs],
+            [row.model_dump() for row in outputs],
+            is_ordered=True,
         )
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise AlpacaEvalError(
+        raise DataError(
             f"the annotator '{config.annotators_config}' (evaluation.alpaca_eval) stopped with"
             f" {type(error).__name__}: {reason}. Its annotations are stored in {cache}; fix the cause and"
             " resume the run."
         ) from error
-    return [cast("Annotation", row | {"preference": none_if_nan(row["preference"])}) for row in rows]
+    for row in rows:
+        if pd.isna(row["preference"]):
+            row["preference"] = None
+    return cast("list[Annotation]", rows)
 
 
 def _load_annotator(folder: Path, cache: Path, seed: int) -> Any:
@@ -109,40 +102,37 @@ def _load_annotator(folder: Path, cache: Path, seed: int) -> Any:
     return annotator
 
 
-def none_if_nan(value: float | None) -> float | None:
-    """A preference, with None for the package's NaN."""
-    return None if value != value else value
-
-
 def compute_figures(
     annotations: Sequence[Annotation], resamples: int = 2000, seed: int = 0
 ) -> AlpacaEvalFigures:
-    """Compute AlpacaEval's figures and the win rate at equal length.
-
-    AlpacaEval's figures are computed by the functions of its package.
+    """Compute AlpacaEval's figures, by the functions of its package, and the win rate at equal length.
 
     Args:
         annotations: rows of the package.
         resamples, seed: of the bootstrap interval of the rate at equal length.
 
     Raises:
-        AlpacaEvalError: no row has a preference.
+        DataError: no row has a preference.
     """
     rows = _rows_with_preference(annotations)
-    preferences = [preference for _, preference in rows]
+    if not rows:
+        raise DataError(
+            f"none of the {len(annotations)} annotations has a preference: the annotator's replies could not"
+            " be parsed."
+        )
     with preserve_root_log_level():
         from alpaca_eval.metrics import get_winrate
-    measured = get_winrate([{"preference": preference} for preference in preferences])
+    figures = get_winrate(rows)
     equal_length = fit_length_controlled_rate(
-        [(preference or 1.5) - 1 for preference in preferences],
-        [len(row["output_2"]) for row, _ in rows],
-        [len(row["output_1"]) for row, _ in rows],
+        [(row["preference"] or 1.5) - 1 for row in rows],
+        [len(row["output_2"]) for row in rows],
+        [len(row["output_1"]) for row in rows],
         resamples,
         seed,
     )
     lengths = [len(row["output_2"]) for row in annotations]
     return AlpacaEvalFigures(
-        **{name: np.asarray(value).item() for name, value in measured.items()},
+        **{name: np.asarray(value).item() for name, value in figures.items()},
         avg_length=sum(lengths) // len(lengths),
         n_missing=len(annotations) - len(rows),
         equal_length_win_rate=100 * equal_length.rate,
@@ -159,34 +149,25 @@ def package_length_controlled_rate(
     Args:
         annotations: rows of the package, for all or some of AlpacaEval's instructions.
         instructions: AlpacaEval's own list in its order, as in the outputs of gpt4_1106_preview.
-        calibration: the file df_gamed.csv.
+        calibration: the file df_gamed.csv; check_alpaca_eval checks both.
 
     Returns:
         the rate in percent.
-
-    Raises:
-        AlpacaEvalError: the calibration file is missing or damaged, or an instruction is not
-            AlpacaEval's.
     """
-    check_calibration(calibration)
-    numbers = {text.strip(): number for number, text in enumerate(instructions)}
-    rows = [row for row, _ in _rows_with_preference(annotations)]
-    if not is_alpaca_eval(instructions) or any(row["instruction"].strip() not in numbers for row in rows):
-        raise AlpacaEvalError(
-            f"AlpacaEval's length-controlled win rate is for its own {INSTRUCTIONS} instructions, but these"
-            " are other instructions."
-        )
     from unittest.mock import patch
 
-    import pandas as pd
     import sklearn
 
     with preserve_root_log_level():
         from alpaca_eval.metrics import glm_winrate
-    index = pd.Index([numbers[row["instruction"].strip()] for row in rows])
-    columns = ["preference", "output_1", "output_2", "generator_1", "generator_2"]
+    numbers = {text.strip(): number for number, text in enumerate(instructions)}
+    rows = _rows_with_preference(annotations)
     # The package takes the index of a row for the number of its instruction.
-    table = pd.DataFrame([dict(row) for row in rows], columns=columns, index=index)
+    table = pd.DataFrame(
+        [dict(row) for row in rows],
+        columns=["preference", "output_1", "output_2", "generator_1", "generator_2"],
+        index=[numbers[row["instruction"].strip()] for row in rows],
+    )
     with patch.object(glm_winrate, "hf_hub_download", lambda **_: str(calibration)), sklearn.config_context():
         figures = glm_winrate.get_length_controlled_winrate(
             table, save_weights_dir=None, is_warn_extreme_changes=False
@@ -207,16 +188,5 @@ def missing_rate_note(instructions: Sequence[str]) -> str:
     )
 
 
-def _rows_with_preference(annotations: Sequence[Annotation]) -> list[tuple[Annotation, float]]:
-    """The rows with a preference, each with it as a number."""
-    rows = []
-    for row in annotations:
-        preference = none_if_nan(row["preference"])
-        if preference is not None:
-            rows.append((row, float(preference)))
-    if not rows:
-        raise AlpacaEvalError(
-            f"none of the {len(annotations)} annotations has a preference: the annotator's replies could not"
-            " be parsed."
-        )
-    return rows
+def _rows_with_preference(annotations: Sequence[Annotation]) -> list[Annotation]:
+    return [row for row in annotations if row["preference"] is not None]

@@ -208,7 +208,7 @@ class TestAlpacaEval:
             outputs = alpaca_inputs.read_outputs(
                 tmp_path / "evaluation" / "alpaca_eval" / f"{name}.model_outputs.json"
             )
-            assert outputs == [
+            assert [row.model_dump() for row in outputs] == [
                 {
                     "dataset": "aclsum",
                     "instruction": f"{SUMMARIZE}{row['prompt']}",
@@ -221,7 +221,7 @@ class TestAlpacaEval:
     def test_with_a_reference_it_is_the_baseline_of_both_policies_in_any_order(self, annotate, tmp_path):
         texts = ["t" * i for i in range(13)]
         reference = alpaca_inputs.model_outputs([*PROMPTS[::-1], "another"], texts, "gpt", "set")
-        (tmp_path / "reference.json").write_text(json.dumps(reference))
+        (tmp_path / "reference.json").write_text(json.dumps([row.model_dump() for row in reference]))
         result = annotate(reference_outputs=str(tmp_path / "reference.json"))
         assert set(result.contests) == {"aligned_vs_reference", "base_vs_reference"}
         for name, contest in result.contests.items():
@@ -336,7 +336,8 @@ def test_prompts_without_an_output_of_the_reference_are_refused_when_the_data_ar
 ):
     instructions = ["server text 0 for test", f"{SUMMARIZE}server text 1 for test"]
     path = tmp_path / "reference.json"
-    path.write_text(json.dumps(alpaca_inputs.model_outputs(instructions, ["t", "u"], "gpt", "set")))
+    outputs = alpaca_inputs.model_outputs(instructions, ["t", "u"], "gpt", "set")
+    path.write_text(json.dumps([row.model_dump() for row in outputs]))
     monkeypatch.setattr(prepare, "prepare", lambda *_: preparation_report())
     monkeypatch.setattr(alpaca_inputs, "check_alpaca_eval", lambda config: None)
     with pytest.raises(DataError, match="1 of the 3 held-out prompts.*'server text 2 for test'"):
