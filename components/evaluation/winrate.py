@@ -20,6 +20,13 @@ class Verdict(StrEnum):
     TIE = "tie"
     UNPARSABLE = "unparsable"
 
+    @classmethod
+    def of_margin(cls, margin: float) -> Verdict:
+        """The verdict for the response with the larger score, by how much the first one's is larger."""
+        if margin > 0:
+            return cls.FIRST
+        return cls.SECOND if margin < 0 else cls.TIE
+
     def swapped(self) -> Verdict:
         """The same verdict, stated for the responses in the opposite order."""
         return {Verdict.FIRST: Verdict.SECOND, Verdict.SECOND: Verdict.FIRST}.get(self, self)

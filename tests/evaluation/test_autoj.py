@@ -16,8 +16,7 @@ from components.data.templates import load as load_template
 from components.data.templates import user_message
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import autoj, parse_autoj
-from components.evaluation.judges.autoj import AutoJSection
-from components.evaluation.judges.autoj_texts import encode_question, prompt_fields
+from components.evaluation.judges.autoj import AutoJSection, prompt_fields
 from components.evaluation.judges.judge import JudgeError, JudgeResources
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
@@ -450,19 +449,18 @@ def test_the_verdict_is_parsed_from_the_models_judgment(local_judge, replace_gen
 
 
 def test_the_instruction_stands_between_inst_marks(local_judge):
-    tokenizer = local_judge._writer.tokenizer
+    writer = local_judge._writer
     text = PAIRWISE.render(**prompt_fields(COMPARISONS[0]))
-    ids, truncated = encode_question(tokenizer, PAIRWISE, COMPARISONS[0], AutoJSection(**LOCAL))
-    assert ids == tokenizer.encode(f"[INST] {text} [/INST]")
+    ids, truncated = writer.encode(COMPARISONS[0])
+    assert ids == writer.tokenizer.encode(f"[INST] {text} [/INST]")
     assert not truncated
 
 
-def test_the_instruction_is_formatted_with_the_models_own_chat_template_on_request(local_judge):
-    tokenizer = local_judge._writer.tokenizer
+def test_the_instruction_is_formatted_with_the_models_own_chat_template_on_request(build):
+    writer = build(**LOCAL, chat_template=True)._writer
     text = PAIRWISE.render(**prompt_fields(COMPARISONS[0]))
-    options = AutoJSection(**LOCAL, chat_template=True)
-    ids, _ = encode_question(tokenizer, PAIRWISE, COMPARISONS[0], options)
-    assert tokenizer.decode(ids) == f"<bos>user: {text}<eos><bos>assistant: "
+    ids, _ = writer.encode(COMPARISONS[0])
+    assert writer.tokenizer.decode(ids) == f"<bos>user: {text}<eos><bos>assistant: "
 
 
 @pytest.mark.parametrize(
@@ -489,13 +487,11 @@ def shown_text(prompt, heading):
 
 
 @pytest.mark.parametrize("name", ["summarization/policy", "summarization/policy_short"])
-def test_a_query_that_is_too_long_loses_the_prompts_end_and_not_the_policys_instruction(local_judge, name):
-    tokenizer = local_judge._writer.tokenizer
+def test_a_query_that_is_too_long_loses_the_prompts_end_and_not_the_policys_instruction(build, name):
     policy = load_template(name, "policy")
-    options = AutoJSection(**LOCAL | {"max_prompt_tokens": 1400})
-    comparison = Comparison("q" * 2000, "x" * 100, "y" * 100)
-    ids, truncated = encode_question(tokenizer, PAIRWISE, comparison, options, policy)
-    query = shown_text(tokenizer.decode(ids), "MESSAGE")
+    writer = build(policy, **LOCAL | {"max_prompt_tokens": 1400})._writer
+    ids, truncated = writer.encode(Comparison("q" * 2000, "x" * 100, "y" * 100))
+    query = shown_text(writer.tokenizer.decode(ids), "MESSAGE")
     remaining = query.count("q")
     assert truncated
     assert len(ids) == 1400
@@ -512,15 +508,14 @@ def test_a_query_that_is_too_long_loses_the_prompts_end_and_not_the_policys_inst
     ],
 )
 def test_the_query_is_truncated_before_the_responses_and_the_instruction_never(
-    local_judge, lengths, expected
+    local_judge, build, lengths, expected
 ):
     """The texts have one token per character, and 300 tokens are left for them."""
     tokenizer = local_judge._writer.tokenizer
     empty = PAIRWISE.render(prompt="", response="", response_another="")
     max_tokens = len(tokenizer.encode(f"[INST] {empty} [/INST]")) + 300
     comparison = Comparison("q" * lengths[0], "x" * lengths[1], "y" * lengths[2])
-    options = AutoJSection(**LOCAL | {"max_prompt_tokens": max_tokens})
-    ids, truncated = encode_question(tokenizer, PAIRWISE, comparison, options)
+    ids, truncated = build(**LOCAL | {"max_prompt_tokens": max_tokens})._writer.encode(comparison)
     prompt = tokenizer.decode(ids)
     assert truncated
     assert len(ids) == max_tokens

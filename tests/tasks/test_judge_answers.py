@@ -9,7 +9,7 @@ import torch
 
 from components.config import RecipeError
 from components.evaluation.contests import Contest
-from components.evaluation.judges import autoj, autoj_texts
+from components.evaluation.judges import autoj
 from components.federation.outcome import OutcomeError
 from components.io import read_json, write_json
 from components.learning import selector_training
@@ -143,7 +143,7 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
     write = autoj.LocalModel.write
 
     def record(self, comparisons):
-        queries.extend(autoj_texts.judge_query(self.policy, pair.prompt) for pair in comparisons)
+        queries.extend(autoj.judge_query(self.policy, pair.prompt) for pair in comparisons)
         return write(self, comparisons)
 
     monkeypatch.setattr(autoj.LocalModel, "write", record)

@@ -32,9 +32,9 @@ from components.config import BackboneConfig, FrozenModel, NamedModel, TemplateF
 from components.config.models import ChatDate
 from components.config.thoughts import EndpointOptions
 from components.data.records import DataError
-from components.data.templates import Template
+from components.data.templates import Template, user_message
 from components.data.templates import load as load_template
-from components.evaluation.judges.autoj_texts import encode_question, judge_query, parse_autoj, prompt_fields
+from components.evaluation.judges.autoj_verdict import parse_autoj
 from components.evaluation.judges.judge import Judge, JudgeError, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.backbone import fetch_backbone, first_line, load_backbone, load_tokenizer
@@ -48,11 +48,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 log = logging.getLogger(__name__)
+ENDPOINT = "the judge's endpoint"
 GPTQ_LIBRARIES = {"optimum": "1.24.0", "gptqmodel": "1.4.3"}
-"""Libraries that transformers 5.23 needs for a GPTQ checkpoint, with their oldest supported
-versions.
-
-Source: quantizers/quantizer_gptq.py of transformers."""
+"""Libraries that transformers 5.23 needs for a GPTQ checkpoint, with the oldest versions that its
+quantizers/quantizer_gptq.py supports."""
 
 
 class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
@@ -116,47 +115,37 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
             raise ValueError(str(error).rstrip(".")) from None
         return file
 
+    @property
+    def backbone(self) -> BackboneConfig:
+        """The local model."""
+        return BackboneConfig(name=self.location, revision=self.revision, dtype=self.dtype)
+
     def with_chat_date(self, day: str) -> AutoJSection:
         """The section with the day that the model's chat template prints, if it prints one."""
         prints_day = self.chat_template and self.base_url is None and self.chat_date is None
-        if prints_day and reads_clock(BackboneConfig(name=self.location, revision=self.revision)):
-            return self.model_copy(update={"chat_date": day})
-        return self
+        return (
+            self.model_copy(update={"chat_date": day}) if prints_day and reads_clock(self.backbone) else self
+        )
 
     def frozen_models(self) -> list[FrozenModel]:
         if self.base_url is not None:
             return []
-        backbone = BackboneConfig(name=self.location, revision=self.revision, dtype=self.dtype)
-        return [FrozenModel("judge", backbone, self.batch_size, self.max_prompt_tokens, self.max_new_tokens)]
+        return [
+            FrozenModel("judge", self.backbone, self.batch_size, self.max_prompt_tokens, self.max_new_tokens)
+        ]
 
     def check_data(self, prepared: Path) -> None:
-        """Refuse a missing key, model or quantization library before the run.
-
-        Without this check the run would fail at its end.
-
-        Raises:
-            JudgeError: states what is missing.
-        """
         if self.base_url:
-            read_key(self, "the judge's endpoint", JudgeError)
+            read_key(self, ENDPOINT, JudgeError)
         else:
             read_model_config(self)
 
     def build(self, resources: JudgeResources) -> AutoJ:
-        """Load the model, or read the endpoint's key.
-
-        Raises:
-            JudgeError: the model cannot be loaded, or the key's variable is not set.
-        """
         return AutoJ(self, resources.device, resources.policy)
 
 
 class AutoJ(Judge):
-    """A generative judge; see the module's docstring.
-
-    Its texts are the comparisons with their judgments and verdicts. Its figure is the number of
-    inputs that were truncated.
-    """
+    """A generative judge, whose figure is the number of inputs that were truncated."""
 
     def __init__(self, options: AutoJSection, device: str, policy: Template | None = None) -> None:
         """Load the model, or read the endpoint's key.
@@ -166,20 +155,15 @@ class AutoJ(Judge):
             device: device of a local model.
             policy: the policy's template, whose instruction is part of the query; None: the prompt
                 is the complete query.
-
-        Raises:
-            JudgeError: the model cannot be loaded, or the key's variable is not set.
         """
-        self.options = options
-        self.policy = policy
+        self._template = load_template(options.prompt_file, "pairwise")
+        self._policy = policy
         self._writer: LocalModel | ChatEndpoint
         if options.base_url:
-            self._writer = ChatEndpoint(
-                options, options.model, options.max_new_tokens, "the judge's endpoint", JudgeError
-            )
+            self._writer = ChatEndpoint(options, options.model, options.max_new_tokens, ENDPOINT, JudgeError)
             location = f"at {urlsplit(options.base_url).netloc}"
         else:
-            self._writer = LocalModel(options, device, policy)
+            self._writer = LocalModel(options, device, self._template, policy)
             location = "on this machine"
         super().__init__(
             f"Auto-J's pairwise protocol, {options.model} {location}, instruction {options.prompt_file}",
@@ -187,18 +171,12 @@ class AutoJ(Judge):
         )
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
-        """Judge each comparison in its own order.
-
-        Raises:
-            JudgeError: the endpoint does not answer, or the instruction leaves no room for the
-                responses.
-        """
         judgments = self._write(comparisons)
         verdicts = [parse_autoj(text) for text in judgments]
         for comparison, text, verdict in zip(comparisons, judgments, verdicts, strict=True):
             self.texts.append(
                 {
-                    "prompt": judge_query(self.policy, comparison.prompt),
+                    "prompt": judge_query(self._policy, comparison.prompt),
                     "response_1": comparison.first,
                     "response_2": comparison.second,
                     "text": text,
@@ -210,70 +188,119 @@ class AutoJ(Judge):
     def _write(self, comparisons: Sequence[Comparison]) -> list[str]:
         """A judgment on each comparison; an endpoint refuses inputs that are too long for it."""
         if isinstance(self._writer, ChatEndpoint):
-            template = load_template(self.options.prompt_file, "pairwise")
-            texts = [template.render(**prompt_fields(pair, self.policy)) for pair in comparisons]
+            texts = [self._template.render(**prompt_fields(pair, self._policy)) for pair in comparisons]
             return [reply.text for reply in self._writer.generate(texts)]
-        judgments = self._writer.write(comparisons)
-        self.figures = {"judge_shortened": self._writer.shortened}
+        judgments, truncated = self._writer.write(comparisons)
+        self.figures = {"judge_shortened": self.figures["judge_shortened"] + truncated}
         return judgments
 
 
 class LocalModel:
-    """A causal language model in this process that writes judgments, greedily and in batches.
+    """A causal language model in this process that writes judgments, greedily and in batches."""
 
-    Attributes:
-        shortened: number of inputs that were truncated to max_prompt_tokens.
-    """
-
-    def __init__(self, options: AutoJSection, device: str, policy: Template | None = None) -> None:
-        """Load the model.
-
-        Raises:
-            JudgeError: the model cannot be loaded, or has no chat template although the options ask
-                for one.
-        """
+    def __init__(
+        self, options: AutoJSection, device: str, template: Template, policy: Template | None = None
+    ) -> None:
+        """Load the model."""
         self.options = options
-        self.device = device
+        self.template = template
         self.policy = policy
-        self.shortened = 0
-        self.template = load_template(options.prompt_file, "pairwise")
         config = read_model_config(options)
-        backbone = BackboneConfig(name=options.location, revision=options.revision, dtype=options.dtype)
-        self.tokenizer = load_tokenizer(backbone)
+        self.tokenizer = load_tokenizer(options.backbone)
         if options.chat_template and not self.tokenizer.chat_template:
             raise JudgeError(
                 f"the judge '{options.model}' has no chat template: set"
                 " evaluation.judge.chat_template to false, or use another model."
             )
         self.model = (
-            load_backbone(backbone, device)
+            load_backbone(options.backbone, device)
             if _quantization_method(config) is None
             else _load_quantized(options, device)
         )
+        self.chat: ChatTemplate | None = None
         if options.chat_template:
-            chat = ChatTemplate(self.tokenizer, {}, options.chat_date)
-            stop_ids = find_stop_ids(self.model.generation_config, self.tokenizer, chat.end_of_turn())
+            self.chat = ChatTemplate(self.tokenizer, {}, options.chat_date)
+            stop_ids = find_stop_ids(self.model.generation_config, self.tokenizer, self.chat.end_of_turn())
             cast("Any", self.model.generation_config).eos_token_id = stop_ids
 
-    def write(self, comparisons: Sequence[Comparison]) -> list[str]:
-        """Write a judgment on each comparison, in their order."""
-        encoded = []
-        for comparison in comparisons:
-            ids, truncated = encode_question(
-                self.tokenizer, self.template, comparison, self.options, self.policy
-            )
-            self.shortened += truncated
-            encoded.append(ids)
-        settings = GenerationSettings(self.options.batch_size, self.options.max_new_tokens)
+    def write(self, comparisons: Sequence[Comparison]) -> tuple[list[str], int]:
+        """Write a judgment on each comparison, in their order, and count the truncated inputs."""
+        encoded = [self.encode(comparison) for comparison in comparisons]
         written = generate_completions(
             self.model,
             self.tokenizer,
-            encoded,
-            settings,
+            [ids for ids, _ in encoded],
+            GenerationSettings(self.options.batch_size, self.options.max_new_tokens),
             seed=0,
             progress=lambda done, total: report_work(log, Work("judgments", done, total)),
         )
-        return [completions[0].text for completions in written]
+        return [completions[0].text for completions in written], sum(truncated for _, truncated in encoded)
+
+    def encode(self, comparison: Comparison) -> tuple[list[int], bool]:
+        """Encode the instruction with a comparison, truncated to max_prompt_tokens.
+
+        The prompt is truncated at its end first; if that is not sufficient, the responses are, the
+        longer one first. The instruction and that of the policy's template are never truncated.
+
+        Returns:
+            token ids, and whether a text was truncated.
+
+        Raises:
+            JudgeError: the instructions alone take more than max_prompt_tokens.
+        """
+        limit = self.options.max_prompt_tokens
+        ids = self._encode_whole(comparison)
+        if len(ids) <= limit:
+            return ids, False
+        cut: list[list[int]] = [
+            self.tokenizer.encode(text, add_special_tokens=False)
+            for text in (comparison.prompt, comparison.first, comparison.second)
+        ]
+        while (surplus := len(ids) - limit) > 0:
+            if not any(cut):
+                raise JudgeError(
+                    f"the instruction '{self.template.name}' alone takes {len(ids)} tokens, more than"
+                    f" evaluation.judge.max_prompt_tokens {limit}: raise it."
+                )
+            _cut(cut, surplus)
+            ids = self._encode_whole(Comparison(*[cast("str", self.tokenizer.decode(text)) for text in cut]))
+        return ids, True
+
+    def _encode_whole(self, comparison: Comparison) -> list[int]:
+        """Encode a comparison in the format of Auto-J, or in the model's chat template."""
+        instruction = self.template.render(**prompt_fields(comparison, self.policy))
+        ids: list[int]
+        if self.chat is None:
+            ids = self.tokenizer.encode(f"[INST] {instruction} [/INST]")
+        else:
+            text = self.chat.render([{"role": "user", "content": instruction}], add_generation_prompt=True)
+            ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def _cut(texts: list[list[int]], surplus: int) -> None:
+    """Remove tokens from the end of the prompt, or else of the longer response (the first, if equal)."""
+    prompt, first, second = texts
+    if prompt:
+        del prompt[max(0, len(prompt) - surplus) :]
+        return
+    shorter, longer = sorted((second, first), key=len)
+    count = min(surplus, max((surplus + 1) // 2, len(longer) - len(shorter)))
+    del longer[max(0, len(longer) - count) :]
+
+
+def judge_query(policy: Template | None, prompt: str) -> str:
+    """Build the query: the user message of the policy's template, or the prompt itself."""
+    return prompt if policy is None else user_message(policy, prompt)
+
+
+def prompt_fields(comparison: Comparison, policy: Template | None = None) -> dict[str, str]:
+    """Map the placeholders of an instruction to the texts of a comparison."""
+    return {
+        "prompt": judge_query(policy, comparison.prompt),
+        "response": comparison.first,
+        "response_another": comparison.second,
+    }
 
 
 def read_model_config(options: AutoJSection) -> PreTrainedConfig:
@@ -349,9 +376,5 @@ def _load_quantized(options: AutoJSection, device: str) -> PreTrainedModel:
 
 def _quantization_method(config: PreTrainedConfig) -> str | None:
     """The quantization method of a checkpoint, e.g. 'gptq'; None if it has none."""
-    quantization = getattr(config, "quantization_config", None)
-    if quantization is None:
-        return None
-    is_mapping = isinstance(quantization, dict)
-    method = quantization.get("quant_method") if is_mapping else quantization.quant_method
-    return str(getattr(method, "value", method))
+    quantization: dict[str, str] = getattr(config, "quantization_config", None) or {}
+    return quantization.get("quant_method")

@@ -23,18 +23,12 @@ class JudgeError(DataError):
 
 
 class Judge(ABC):
-    """Compares two responses to a prompt.
-
-    Attributes:
-        description: name of the judge in reports.
-        figures: numbers about the judge itself, e.g. its accuracy on held-out pairs.
-        texts: written judgments on all comparisons so far; empty for judges that do not write.
-    """
+    """Compares two responses to a prompt."""
 
     def __init__(self, description: str, figures: dict[str, float] | None = None) -> None:
-        self.description = description
-        self.figures = figures or {}
-        self.texts: list[dict[str, str]] = []
+        self.description = description  # its name in reports
+        self.figures = figures or {}  # about the judge itself, e.g. its accuracy on held-out pairs
+        self.texts: list[dict[str, str]] = []  # judgments so far; empty for judges that do not write
 
     @abstractmethod
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
@@ -47,24 +41,16 @@ class Judge(ABC):
 
 @dataclass(frozen=True)
 class JudgeResources:
-    """Inputs of a judge.
+    """Inputs of a judge."""
 
-    Attributes:
-        prepared: folder of prepared data; a judge may read judge.parquet of it, and nothing else.
-        cache: folder of judges that were trained before.
-        seed: of what is trained.
-        device: device that it runs on.
-        policy: template of the policy, whose instruction is shown to judges that read one; None:
-            they see the prompt alone.
-        progress: called while the judge is trained.
-    """
-
-    prepared: Path
-    cache: Path
-    seed: int
+    prepared: Path  # folder of prepared data; a judge may read judge.parquet of it, and nothing else
+    cache: Path  # folder of judges that were trained before
+    seed: int  # of what is trained
     device: str
+    # Template of the policy, whose instruction is shown to judges that read one; None: they see the
+    # prompt alone.
     policy: Template | None = None
-    progress: Progress | None = None
+    progress: Progress | None = None  # called while the judge is trained
 
 
 class JudgeSection(JudgeConfig, ABC):
@@ -72,9 +58,6 @@ class JudgeSection(JudgeConfig, ABC):
 
     def check_data(self, prepared: Path) -> None:
         """Refuse early what would prevent the judge from being built at the end of a run.
-
-        Args:
-            prepared: folder of prepared data.
 
         Raises:
             UserError: data, a model, a key or a library is missing.

@@ -38,11 +38,7 @@ class JudgeReward(RewardSection):
     def score_pairs(
         self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
     ) -> tuple[Scores, dict[str, float]]:
-        """Score pairs by half of their log-odds, averaged over both orders.
-
-        Returns:
-            [N, 2], the half for chosen and its negative for rejected; and no figures.
-        """
+        """Score a pair by half of its log-odds, averaged over both orders, and the negative of it."""
         from components.learning.selector_training import score_pairs
 
         if not isinstance(resources.judge, SelectorJudgeSection):

@@ -49,29 +49,20 @@ class RewardJudgeSection(JudgeSection):
         self.reward.check(recipe)
 
     def required_backbones(self) -> list[BackboneConfig]:
-        """The backbones that the reward is trained from."""
         return self.reward.required_backbones()
 
     def frozen_models(self) -> list[FrozenModel]:
         return self.reward.frozen_models("judge")
 
     def check_data(self, prepared: Path) -> None:
-        """Refuse early what would prevent the reward from being built at the end of a run.
-
-        Raises:
-            UserError: a function does not score, a classifier's configuration cannot be read, or a
-                reward that is trained here has no pairs.
-        """
         response_reward(self.reward).check_loading(KEY)
         if self.reward.uses_judge_pairs:
             read_judges_rows(prepared, "a 'reward' judge that is trained here")
 
     def pair_reader(self) -> PairReader | None:
-        """How the training of its reward reads pairs."""
         return response_reward(self.reward).pair_reader(KEY)
 
     def build(self, resources: JudgeResources) -> RewardJudge:
-        """Build the judge; a reward that is trained here is trained first."""
         return RewardJudge(self, resources)
 
 
@@ -95,17 +86,10 @@ class RewardJudge(Judge):
         super().__init__(f"reward model, {reward.description}", figures)
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
-        """The completion with the higher score; equal scores are ties.
-
-        Raises:
-            RewardError: the reward failed, or gave no finite number for a response.
-        """
+        """The completion with the higher score; equal scores are ties."""
         responses: list[tuple[str, str]] = []
-        for comparison in comparisons:
-            responses += [
-                (comparison.prompt, comparison.first),
-                (comparison.prompt, comparison.second),
-            ]
+        for pair in comparisons:
+            responses += [(pair.prompt, pair.first), (pair.prompt, pair.second)]
         # Each response is scored once, although it is compared in both orders.
         new = [pair for pair in dict.fromkeys(responses) if pair not in self._scores]
         if new:
@@ -113,12 +97,6 @@ class RewardJudge(Judge):
             scores = check_scores(KEY, self._reward, [prompt for prompt, _ in new], [text for _, text in new])
             self._scores.update(zip(new, scores.tolist(), strict=True))
         return [
-            _compare(self._scores[first], self._scores[second])
+            Verdict.of_margin(self._scores[first] - self._scores[second])
             for first, second in zip(responses[::2], responses[1::2], strict=True)
         ]
-
-
-def _compare(first: float, second: float) -> Verdict:
-    if first == second:
-        return Verdict.TIE
-    return Verdict.FIRST if first > second else Verdict.SECOND

@@ -21,7 +21,7 @@ from components.data.records import read_judges_rows
 from components.data.templates import load as load_template
 from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
-from components.io import read_json, write_atomically
+from components.io import file_hash, stored
 from components.models.pair_reader import PairReader, selector_pair_reader
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
@@ -58,30 +58,21 @@ class SelectorJudgeSection(JudgeSection):
         load_template(self.selector.template, "selector")
 
     def required_backbones(self) -> list[BackboneConfig]:
-        """The selector's backbone."""
         return [self.selector.backbone]
 
     def eight_bit_settings(self) -> dict[str, str]:
-        """The selector's quantization, and the optimizer."""
         return {
             "evaluation.judge.selector.backbone.quantization": self.selector.backbone.quantization,
             "evaluation.judge.optimizer.name": self.optimizer.name,
         }
 
     def check_data(self, prepared: Path) -> None:
-        """Refuse data on which it could not be trained or measured.
-
-        Raises:
-            DataError: there are no training pairs, or no held-out ones.
-        """
         read_judges_rows(prepared, PURPOSE)
 
     def pair_reader(self) -> PairReader:
-        """How its training reads pairs."""
         return selector_pair_reader(self.selector, "evaluation.judge.selector")
 
     def build(self, resources: JudgeResources) -> SelectorJudge:
-        """Build the judge; it is trained first, unless it is in the cache."""
         return SelectorJudge(self, resources)
 
 
@@ -97,23 +88,20 @@ class SelectorJudge(Judge):
 
         self.selector = Selector(section.selector, resources.device)
         store = AdapterStore(resources.cache / "adapters")
-        stored = _load_or_train(self.selector, section, resources, store)
-        self.selector.slot.load(store.get(stored["adapter"]))
+        record = _load_or_train(self.selector, section, resources, store)
+        self.selector.slot.load(store.get(record["adapter"]))
         layers = section.selector.backbone.layers
         depth = f"first {layers} layers" if layers else "all layers"
         super().__init__(
             f"{section.selector.backbone.name}, {depth}, trained centrally on owners outside the federation",
-            stored["figures"],
+            record["figures"],
         )
 
     def compare(self, comparisons: Sequence[Comparison]) -> list[Verdict]:
-        """The completion with the larger logit, in the order of each comparison; [N] verdicts."""
+        """The completion with the larger logit, in the order of each comparison."""
         report_work(log, Work("comparisons by the judge", 0, len(comparisons)))
         margins = self.selector.margins_as_shown(comparisons)
-        return [
-            Verdict.FIRST if margin > 0 else Verdict.SECOND if margin < 0 else Verdict.TIE
-            for margin in margins
-        ]
+        return [Verdict.of_margin(margin) for margin in margins]
 
 
 def _load_or_train(
@@ -124,25 +112,20 @@ def _load_or_train(
     Its file is named by the hash of the section, the seed and the training rows, so that one judge
     serves all runs that agree in them.
     """
-    table = resources.prepared / "judge.parquet"
     content = {
         "judge": section.model_dump(mode="json"),
         "version": SELECTOR_JUDGE,
         "seed": resources.seed,
-        "rows": hashlib.sha256(table.read_bytes()).hexdigest(),
+        "rows": file_hash(resources.prepared / "judge.parquet"),
     }
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-    record = resources.cache / f"{key}.json"
-    if not record.is_file():
+
+    def train() -> dict[str, Any]:
         adapter, figures = train_judge(selector, section, resources)
-        trained = {
-            "adapter": store.put(adapter),
-            "figures": figures,
-            **content,
-        }
-        write_atomically(record, json.dumps(trained).encode())
-    stored: dict[str, Any] = read_json(record)
-    return stored
+        return {"adapter": store.put(adapter), "figures": figures, **content}
+
+    record: dict[str, Any] = stored(resources.cache / f"{key}.json", train)
+    return record
 
 
 def train_judge(
