@@ -77,7 +77,6 @@ def load_evaluation_questions(
             grown for one of them.
     """
     questions_by_set: dict[str, list[Question]] = {}
-    trees_by_key = _trees_by_key(with_trees)
     for n, section in enumerate(sections):
         questions, _ = load_section(section, seed, f"evaluation.questions.questions[{n}]")
         if not questions:
@@ -85,56 +84,36 @@ def load_evaluation_questions(
                 f"evaluation.questions: part {section.part} of set {section.set} holds no question: choose a"
                 " larger part"
             )
-        _check_without_trees(questions, section.set, trees_by_key)
+        _check_without_trees(questions, section.set, with_trees)
         questions_by_set.setdefault(section.set, []).extend(questions)
     for name, questions in questions_by_set.items():
-        _check_distinct(name, questions)
+        if len({question.id for question in questions}) < len(questions):
+            raise DataError(
+                f"evaluation.questions: the parts of set {name} share questions: give each its own, such as"
+                " part: [0, 2] and [1, 2]"
+            )
     return questions_by_set
 
 
-def _check_distinct(question_set: str, questions: Sequence[Question]) -> None:
-    if len({question.id for question in questions}) < len(questions):
-        raise DataError(
-            f"evaluation.questions: the parts of set {question_set} share questions: give each its own, such"
-            " as part: [0, 2] and [1, 2]"
-        )
-
-
-TreeKey = str | tuple[str, str]
-"""A question's name (set/id), its pool and id, or its text."""
-
-
-def _trees_by_key(with_trees: Mapping[str, str]) -> dict[TreeKey, str]:
-    """Names of trees by each key of their questions; a name has precedence over a text."""
-    trees: dict[TreeKey, str] = {text: name for name, text in with_trees.items()}
-    trees |= {pooled(name): name for name in with_trees}
-    trees |= {name: name for name in with_trees}
-    return trees
-
-
 def _check_without_trees(
-    questions: Sequence[Question], question_set: str, trees_by_key: Mapping[TreeKey, str]
+    questions: Sequence[Question], question_set: str, with_trees: Mapping[str, str]
 ) -> None:
-    trained: list[tuple[str, str]] = []
+    by_text = {text: name for name, text in with_trees.items()}
+    by_pool = {pooled(name): name for name in with_trees}
+    trees: dict[str, str] = {}
     for question in questions:
-        tree_name = _tree_of(question, trees_by_key)
-        if tree_name is not None:
-            trained.append((question.id, tree_name))
-    if not trained:
-        return
-    question_id, tree = trained[0]
-    raise DataError(
-        f"evaluation.questions: trees of thoughts were grown for {len(trained)} of the {len(questions)}"
-        f" questions of set {question_set}, e.g. {question_set}/{question_id} (tree {tree}), so that answers"
-        f" to them would not measure new questions: use another file, or {_remedy(tree, question_set)}"
-    )
-
-
-def _tree_of(question: Question, trees_by_key: Mapping[TreeKey, str]) -> str | None:
-    """Name of the tree that was grown for a question; None without one."""
-    name = f"{question.set}/{question.id}"
-    keys = (name, pooled(name), render(question))
-    return next((trees_by_key[key] for key in keys if key in trees_by_key), None)
+        name = f"{question.set}/{question.id}"
+        tree = name if name in with_trees else by_pool.get(pooled(name)) or by_text.get(render(question))
+        if tree is not None:
+            trees[question.id] = tree
+    if trees:
+        question_id, tree = next(iter(trees.items()))
+        raise DataError(
+            f"evaluation.questions: trees of thoughts were grown for {len(trees)} of the {len(questions)}"
+            f" questions of set {question_set}, e.g. {question_set}/{question_id} (tree {tree}), so that"
+            " answers to them would not measure new questions: use another file, or"
+            f" {_remedy(tree, question_set)}"
+        )
 
 
 def _remedy(tree: str, question_set: str) -> str:
@@ -148,38 +127,23 @@ def _remedy(tree: str, question_set: str) -> str:
 
 
 class ParsedAnswer(TypedDict):
-    """An answer and the option that it names.
-
-    Attributes:
-        text: the complete answer.
-        finished: whether it ended by itself, and not at the length limit.
-        answer: label of the option; None if the answer names none, or more than one.
-    """
+    """An answer and the option that it names."""
 
     text: str
-    finished: bool
-    answer: str | None
+    finished: bool  # whether it ended by itself, and not at the length limit
+    answer: str | None  # label of the option; None if the answer names none, or more than one
 
 
 class AnsweredQuestion(ParsedAnswer):
-    """A question with its greedy answer and its sampled answers.
-
-    Attributes:
-        set, id: of the question.
-        question: the question as it was shown.
-        options: texts by label.
-        key: label of the right option.
-        cut: whether the prompt was truncated.
-        samples: sampled answers; their number is the same for all questions.
-    """
+    """A question with its greedy answer and its sampled answers."""
 
     set: str
     id: str
-    question: str
-    options: dict[str, str]
-    key: str
-    cut: bool
-    samples: list[ParsedAnswer]
+    question: str  # as it was shown
+    options: dict[str, str]  # texts by label
+    key: str  # label of the right option
+    cut: bool  # whether the prompt was truncated
+    samples: list[ParsedAnswer]  # their number is the same for all questions
 
 
 class QuestionPrompts:
@@ -214,25 +178,21 @@ class QuestionPrompts:
         samples: Sequence[Sequence[Completion]],
     ) -> list[AnsweredQuestion]:
         """A row for each question, from the completions of its generations."""
-        return [
-            _answered(self.questions[n], self._texts.is_truncated(self.prompts[n]), answer, sampled)
-            for n, (answer,), sampled in zip(rows, greedy, samples, strict=True)
-        ]
-
-
-def _answered(
-    question: Question, is_truncated: bool, answer: Completion, samples: Sequence[Completion]
-) -> AnsweredQuestion:
-    return AnsweredQuestion(
-        set=question.set,
-        id=question.id,
-        question=render(question),
-        options=dict(question.options),
-        key=question.answer,
-        cut=is_truncated,
-        **_parse(answer, question),
-        samples=[_parse(sample, question) for sample in samples],
-    )
+        answered: list[AnsweredQuestion] = []
+        for n, (answer,), sampled in zip(rows, greedy, samples, strict=True):
+            question = self.questions[n]
+            row = AnsweredQuestion(
+                set=question.set,
+                id=question.id,
+                question=render(question),
+                options=dict(question.options),
+                key=question.answer,
+                cut=self._texts.is_truncated(self.prompts[n]),
+                **_parse(answer, question),
+                samples=[_parse(sample, question) for sample in sampled],
+            )
+            answered.append(row)
+        return answered
 
 
 def _parse(completion: Completion, question: Question) -> ParsedAnswer:
@@ -270,7 +230,18 @@ def _figures(rows: Sequence[AnsweredQuestion], resamples: int, seed: int) -> Que
     unparsable = sum(row["answer"] is None for row in rows)
     chance = np.array([1 / len(row["options"]) for row in rows])
     low, high = bootstrap_interval(right, resamples, seed)
-    figures = QuestionFigures(
+    success: dict[str, float] = {}
+    if samples := len(rows[0]["samples"]):
+        succeeded = [any(sample["answer"] == row["key"] for sample in row["samples"]) for row in rows]
+        success_low, success_high = bootstrap_interval(succeeded, resamples, derive(seed, "success"))
+        success = {
+            "succeeded": sum(succeeded),
+            "success": sum(succeeded) / len(rows),
+            "success_chance": float(np.mean(1 - (1 - chance) ** samples)),
+            "success_low": success_low,
+            "success_high": success_high,
+        }
+    return QuestionFigures(
         accuracy=sum(right) / len(rows),
         chance=float(chance.mean()),
         unparsable_share=unparsable / len(rows),
@@ -280,17 +251,5 @@ def _figures(rows: Sequence[AnsweredQuestion], resamples: int, seed: int) -> Que
         right=sum(right),
         unparsable=unparsable,
         cut=sum(row["cut"] for row in rows),
+        **success,
     )
-    samples = len(rows[0]["samples"])
-    if not samples:
-        return figures
-    succeeded = [any(sample["answer"] == row["key"] for sample in row["samples"]) for row in rows]
-    success_low, success_high = bootstrap_interval(succeeded, resamples, derive(seed, "success"))
-    success = {
-        "succeeded": sum(succeeded),
-        "success": sum(succeeded) / len(rows),
-        "success_chance": float(np.mean(1 - (1 - chance) ** samples)),
-        "success_low": success_low,
-        "success_high": success_high,
-    }
-    return figures.model_copy(update=success)
