@@ -5,7 +5,7 @@ One record serves a run, the contests between the arms of a benchmark, and the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -51,12 +51,6 @@ class Contest(StoredResult):
                 values += own[name]
         return cls(**pooled)
 
-    def part(self, rows: Sequence[int]) -> Self:
-        """The contest on some of its pairs."""
-        return type(self)(
-            **{name: [values[n] for n in rows] for name, values in self if name != "schema_version"}
-        )
-
     @property
     def units(self) -> list[str]:
         """The prompt of each pair; the answers to a prompt are drawn together in a bootstrap."""
@@ -74,15 +68,10 @@ class Contest(StoredResult):
         return verdicts
 
     @property
-    def agreements(self) -> list[bool]:
-        """Whether the orders agree, for each pair put to the judge and parsed in both orders."""
-        judged = [n for n, equal in enumerate(self.equal) if not equal]
-        return orders_agree([self.original[n] for n in judged], [self.swapped[n] for n in judged])
-
-    @property
     def consistency(self) -> float:
-        """Share of those pairs on which the orders agree."""
-        agreements = self.agreements
+        """Share of the pairs put to the judge, and parsed in both orders, on which the orders agree."""
+        judged = [n for n, equal in enumerate(self.equal) if not equal]
+        agreements = orders_agree([self.original[n] for n in judged], [self.swapped[n] for n in judged])
         return sum(agreements) / len(agreements) if agreements else float("nan")
 
     def combined(self) -> dict[str, Any]:

@@ -40,11 +40,16 @@ def count_equal_completions(
     """
     counts_by_model = {(counts.model, counts.settings): counts for counts in known}
     counted: list[EqualCompletions] = []
+    limit = recipe.data.max_equal
     for reader, table in _readers(recipe):
         counts = counts_by_model.get((reader.model, reader.settings))
-        counted.append(counts or _count(reader, read_rows(folder / table)))
-        if refuse:
-            _check_share(counted[-1], recipe.data.max_equal)
+        counts = counts or _count(reader, read_rows(folder / table))
+        if refuse and counts.equal > limit * counts.pairs:
+            raise DataError(
+                f"{describe_equal(counts)}, more than the share {limit:g} that is allowed (data.max_equal):"
+                f" {_remedy(counts)}, or raise data.max_equal."
+            )
+        counted.append(counts)
     return counted
 
 
@@ -83,14 +88,6 @@ def _count(reader: PairReader, rows: Pairs) -> EqualCompletions:
         same_text=same_text,
         by_client=by_client,
     )
-
-
-def _check_share(counts: EqualCompletions, limit: float) -> None:
-    if counts.equal > limit * counts.pairs:
-        raise DataError(
-            f"{describe_equal(counts)}, more than the share {limit:g} that is allowed (data.max_equal):"
-            f" {_remedy(counts)}, or raise data.max_equal."
-        )
 
 
 def describe_equal(counts: EqualCompletions) -> str:

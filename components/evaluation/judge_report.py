@@ -21,7 +21,7 @@ from components.data.rows import read_file
 from components.data.sources.auto_j import LabeledRow
 from components.evaluation.contests import Contest
 from components.evaluation.judges.judge import Judge
-from components.evaluation.winrate import Verdict, bootstrap_interval
+from components.evaluation.winrate import Verdict, bootstrap_interval, orders_agree
 from components.models.selector import Comparison
 from components.results import Result
 
@@ -91,24 +91,24 @@ class JudgeReport(Reliability):
 def build_judge_report(
     rows: Sequence[LabeledRow], contest: Contest, resamples: int = 2000, seed: int = 0
 ) -> JudgeReport:
-    """Compare a judge's verdicts on pairs with the human verdicts on them, row by row.
-
-    Args:
-        resamples, seed: of the bootstrap intervals.
-    """
+    """Compare a judge's verdicts on pairs with the human verdicts on them, row by row."""
     scenarios: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         scenarios[row.scenario].append(number)
 
     def measure(numbers: Sequence[int]) -> Reliability:
-        labels = [VERDICTS[rows[n].label] for n in numbers]
-        part = contest.part(numbers)
-        original = [verdict is label for verdict, label in zip(part.original, labels, strict=True)]
-        swapped = [verdict.swapped() is label for verdict, label in zip(part.swapped, labels, strict=True)]
+        original = [contest.original[n] is VERDICTS[rows[n].label] for n in numbers]
+        swapped = [contest.swapped[n].swapped() is VERDICTS[rows[n].label] for n in numbers]
         both = [first and second for first, second in zip(original, swapped, strict=True)]
-        outcomes = (both, original, swapped, part.agreements)
-        shares = [Share.of(own, resamples, seed) for own in outcomes]
-        return Reliability(**dict(zip(Reliability.model_fields, shares, strict=True)))
+        agreements = orders_agree(
+            [contest.original[n] for n in numbers], [contest.swapped[n] for n in numbers]
+        )
+        return Reliability(
+            agreement=Share.of(both, resamples, seed),
+            agreement_original=Share.of(original, resamples, seed),
+            agreement_swapped=Share.of(swapped, resamples, seed),
+            consistency=Share.of(agreements, resamples, seed),
+        )
 
     return JudgeReport(
         **dict(measure(range(len(rows)))),
@@ -150,20 +150,12 @@ def stored_contest(
 
 
 def read_pairs(path: Path) -> list[LabeledRow]:
-    """Read the pairs of a file of the Auto-J data set, with their human verdicts.
-
-    Raises:
-        DataError: the file cannot be read, holds no row, or one that does not fit.
-    """
+    """Read the pairs of a file of the Auto-J data set, with their human verdicts."""
     return list(LabeledRow.read(read_file(path), str(path)))
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Read a judge's verdicts on one order.
-
-    Raises:
-        DataError: the file cannot be read, or an output is another value.
-    """
+    """Read a judge's verdicts on one order."""
     return [
         Verdict.UNPARSABLE if row.output in (-1, None) else VERDICTS[row.output]
         for row in VerdictRow.read(read_file(path), str(path))

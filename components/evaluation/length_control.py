@@ -141,70 +141,53 @@ def _fit_rates(y: Array, d: Array, counts: Array) -> tuple[Array, Array]:
     return rate, phi
 
 
-@dataclass(frozen=True)
-class _Fits:
-    """B penalized logistic regressions on a constant and one variable.
-
-    Attributes:
-        x: variable, [B, N].
-        counts: weight of each row, [B, N].
-        sum_y, sum_xy: sums over the rows of their weighted labels, and of these times x, [B].
-    """
-
-    x: Array
-    counts: Array
-    sum_y: Array
-    sum_xy: Array
-
-    def evaluate(self, theta: Array, phi: Array) -> tuple[Array, Array]:
-        """Probabilities [B, N] and penalized loss [B], in a form that is precise near 0 and 1."""
-        z = theta[:, None] + phi[:, None] * self.x
-        decay = np.exp(-np.abs(z))
-        loss = (
-            np.einsum("bn,bn->b", self.counts, np.maximum(z, 0) + np.log1p(decay))
-            - theta * self.sum_y
-            - phi * self.sum_xy
-            + PENALTY / 2 * phi**2
-        )
-        return np.where(z < 0, decay, 1) / (1 + decay), loss
-
-    def newton_step(self, p: Array, phi: Array) -> tuple[Array, Array, Array]:
-        """Newton's steps of theta and phi, and Newton's decrement, at probabilities p; [B] each."""
-        expected = self.counts * p
-        curvature = self.counts * p * (1 - p)
-        gradient_theta = expected.sum(1) - self.sum_y
-        gradient_phi = np.einsum("bn,bn->b", expected, self.x) - self.sum_xy + PENALTY * phi
-        a = curvature.sum(1)
-        b = np.einsum("bn,bn->b", curvature, self.x)
-        c = np.einsum("bn,bn,bn->b", curvature, self.x, self.x) + PENALTY
-        determinant = a * c - b**2
-        step_theta = (b * gradient_phi - c * gradient_theta) / determinant
-        step_phi = (b * gradient_theta - a * gradient_phi) / determinant
-        return step_theta, step_phi, -(gradient_theta * step_theta + gradient_phi * step_phi)
-
-
 def _fit(y: Array, x: Array, counts: Array, mean: Array) -> tuple[Array, Array]:
     """Fit theta and phi, both [B], by Newton's method with step halving, B fits at once.
 
     y is [N], x and counts are [B, N], and mean is the mean label [B]. Every fit has different
     labels and phi is penalized, so that the loss is strictly convex and has one minimum.
     """
+    wins = counts * y
+    sum_y = wins.sum(1)
+    sum_xy = _row_sums(wins, x)
+
+    def evaluate(theta: Array, phi: Array) -> tuple[Array, Array]:
+        """Probabilities [B, N] and penalized loss [B], in a form that is precise near 0 and 1."""
+        z = theta[:, None] + phi[:, None] * x
+        decay = np.exp(-np.abs(z))
+        log_loss = _row_sums(counts, np.maximum(z, 0) + np.log1p(decay)) - theta * sum_y - phi * sum_xy
+        return np.where(z < 0, decay, 1) / (1 + decay), log_loss + PENALTY / 2 * phi**2
+
     theta = np.log(mean) - np.log1p(-mean)
     phi = np.zeros(len(mean))
-    wins = counts * y
-    fits = _Fits(x, counts, wins.sum(1), np.einsum("bn,bn->b", wins, x))
-    p, loss = fits.evaluate(theta, phi)
+    p, loss = evaluate(theta, phi)
     for _ in range(200):
-        step_theta, step_phi, decrement = fits.newton_step(p, phi)
+        expected = counts * p
+        gradient_theta = expected.sum(1) - sum_y
+        gradient_phi = _row_sums(expected, x) - sum_xy + PENALTY * phi
+        curvature = counts * p * (1 - p)
+        a = curvature.sum(1)
+        b = _row_sums(curvature, x)
+        c = _row_sums(curvature, x, x) + PENALTY
+        determinant = a * c - b**2
+        step_theta = (b * gradient_phi - c * gradient_theta) / determinant
+        step_phi = (b * gradient_theta - a * gradient_phi) / determinant
+        decrement = -(gradient_theta * step_theta + gradient_phi * step_phi)
         # Newton's decrement is twice the loss that is left to gain.
         if decrement.max() < 1e-16:
             return theta, phi
         scale = np.ones(len(mean))
-        p, new_loss = fits.evaluate(theta + step_theta, phi + step_phi)
+        p, new_loss = evaluate(theta + step_theta, phi + step_phi)
         while (worse := new_loss > loss + 1e-12 * np.abs(loss)).any():
             scale[worse] /= 2
-            p, new_loss = fits.evaluate(theta + scale * step_theta, phi + scale * step_phi)
+            p, new_loss = evaluate(theta + scale * step_theta, phi + scale * step_phi)
         theta = theta + scale * step_theta
         phi = phi + scale * step_phi
         loss = new_loss
     raise ArithmeticError("the length-controlled fit did not converge in 200 Newton steps")
+
+
+def _row_sums(*factors: Array) -> Array:
+    """Sum the product of matrices [B, N] over each row."""
+    sums: Array = np.einsum(",".join(["bn"] * len(factors)) + "->b", *factors)
+    return sums

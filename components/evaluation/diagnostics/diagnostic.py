@@ -22,15 +22,12 @@ class DiagnosticSink(Protocol):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Log numbers at a round."""
-        ...
 
     def log_json(self, content: Any, path: str) -> None:
         """Log a JSON document as an artifact."""
-        ...
 
     def log_charts(self, figures: Sequence[Figure], path: str) -> None:
         """Log charts as an artifact, one HTML page."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,5 @@ class Diagnostic:
         return []
 
     def benchmark_charts(self, summaries: Mapping[str, Mapping[int, Summary]]) -> list[Figure]:
-        """Charts of a benchmark's report.
-
-        Args:
-            summaries: by arm and seed, for the arms whose method declares the diagnostic.
-        """
+        """Charts of a benchmark's report, by arm and seed, of the arms whose method has the diagnostic."""
         return []
