@@ -140,19 +140,18 @@ def policy_pairs(
     Raises:
         RecipeError: a named contest needs references, and no prompt has one.
     """
-
-    def pairs(policy: str, opponents: Mapping[str, str]) -> dict[str, Comparison]:
-        return {
-            row["prompt_id"]: Comparison(row["prompt"], row[policy]["text"], opponents[row["prompt_id"]])
+    contests = {
+        "aligned_vs_base": {
+            row["prompt_id"]: Comparison(row["prompt"], row[ALIGNED]["text"], row[BASE]["text"])
             for row in rows
-            if row["prompt_id"] in opponents
         }
-
-    contests = {"aligned_vs_base": pairs(ALIGNED, {row["prompt_id"]: row[BASE]["text"] for row in rows})}
-    human_answers = {row["prompt_id"]: row["references"][0] for row in rows if row["references"]}
-    if human_answers:
-        contests["aligned_vs_human"] = pairs(ALIGNED, human_answers)
-        contests["base_vs_human"] = pairs(BASE, human_answers)
+    }
+    with_reference = [row for row in rows if row["references"]]
+    for policy in (ALIGNED, BASE) if with_reference else ():
+        contests[f"{policy}_vs_human"] = {
+            row["prompt_id"]: Comparison(row["prompt"], row[policy]["text"], row["references"][0])
+            for row in with_reference
+        }
     for name in names or ():
         if name not in contests:
             raise RecipeError(

@@ -16,7 +16,7 @@ from components.data.templates import load as load_template
 from components.data.templates import user_message
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges import autoj, parse_autoj
-from components.evaluation.judges.autoj import AutoJSection, prompt_fields
+from components.evaluation.judges.autoj import AutoJSection
 from components.evaluation.judges.judge import JudgeError, JudgeResources
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
@@ -450,7 +450,7 @@ def test_the_verdict_is_parsed_from_the_models_judgment(local_judge, replace_gen
 
 def test_the_instruction_stands_between_inst_marks(local_judge):
     writer = local_judge._writer
-    text = PAIRWISE.render(**prompt_fields(COMPARISONS[0]))
+    text = PAIRWISE.render(prompt="query 0", response="one 0", response_another="two 0")
     ids, truncated = writer.encode(COMPARISONS[0])
     assert ids == writer.tokenizer.encode(f"[INST] {text} [/INST]")
     assert not truncated
@@ -458,7 +458,7 @@ def test_the_instruction_stands_between_inst_marks(local_judge):
 
 def test_the_instruction_is_formatted_with_the_models_own_chat_template_on_request(build):
     writer = build(**LOCAL, chat_template=True)._writer
-    text = PAIRWISE.render(**prompt_fields(COMPARISONS[0]))
+    text = PAIRWISE.render(prompt="query 0", response="one 0", response_another="two 0")
     ids, _ = writer.encode(COMPARISONS[0])
     assert writer.tokenizer.decode(ids) == f"<bos>user: {text}<eos><bos>assistant: "
 

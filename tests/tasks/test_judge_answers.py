@@ -143,7 +143,8 @@ def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, 
     write = autoj.LocalModel.write
 
     def record(self, comparisons):
-        queries.extend(autoj.judge_query(self.policy, pair.prompt) for pair in comparisons)
+        shown = [self.instruction(pair).partition("USER'S MESSAGE\n")[2] for pair in comparisons]
+        queries.extend(text.partition("\n===")[0] for text in shown)
         return write(self, comparisons)
 
     monkeypatch.setattr(autoj.LocalModel, "write", record)

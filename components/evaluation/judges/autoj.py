@@ -19,7 +19,7 @@ GAIR/autoj-13b-GPTQ-4bits, the 4-bit form, is a GPTQ checkpoint. transformers re
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -123,9 +123,9 @@ class AutoJSection(EndpointOptions, NamedModel, JudgeSection):
     def with_chat_date(self, day: str) -> AutoJSection:
         """The section with the day that the model's chat template prints, if it prints one."""
         prints_day = self.chat_template and self.base_url is None and self.chat_date is None
-        return (
-            self.model_copy(update={"chat_date": day}) if prints_day and reads_clock(self.backbone) else self
-        )
+        if prints_day and reads_clock(self.backbone):
+            return self.model_copy(update={"chat_date": day})
+        return self
 
     def frozen_models(self) -> list[FrozenModel]:
         if self.base_url is not None:
@@ -163,7 +163,7 @@ class AutoJ(Judge):
             self._writer = ChatEndpoint(options, options.model, options.max_new_tokens, ENDPOINT, JudgeError)
             location = f"at {urlsplit(options.base_url).netloc}"
         else:
-            self._writer = LocalModel(options, device, self._template, policy)
+            self._writer = LocalModel(options, device, self.instruction)
             location = "on this machine"
         super().__init__(
             f"Auto-J's pairwise protocol, {options.model} {location}, instruction {options.prompt_file}",
@@ -188,23 +188,27 @@ class AutoJ(Judge):
     def _write(self, comparisons: Sequence[Comparison]) -> list[str]:
         """A judgment on each comparison; an endpoint refuses inputs that are too long for it."""
         if isinstance(self._writer, ChatEndpoint):
-            texts = [self._template.render(**prompt_fields(pair, self._policy)) for pair in comparisons]
-            return [reply.text for reply in self._writer.generate(texts)]
+            return [reply.text for reply in self._writer.generate(list(map(self.instruction, comparisons)))]
         judgments, truncated = self._writer.write(comparisons)
         self.figures = {"judge_shortened": self.figures["judge_shortened"] + truncated}
         return judgments
+
+    def instruction(self, comparison: Comparison) -> str:
+        """The instruction with a comparison."""
+        return self._template.render(
+            prompt=judge_query(self._policy, comparison.prompt),
+            response=comparison.first,
+            response_another=comparison.second,
+        )
 
 
 class LocalModel:
     """A causal language model in this process that writes judgments, greedily and in batches."""
 
-    def __init__(
-        self, options: AutoJSection, device: str, template: Template, policy: Template | None = None
-    ) -> None:
-        """Load the model."""
+    def __init__(self, options: AutoJSection, device: str, instruction: Callable[[Comparison], str]) -> None:
+        """Load the model, which reads the instruction with a comparison."""
         self.options = options
-        self.template = template
-        self.policy = policy
+        self.instruction = instruction
         config = read_model_config(options)
         self.tokenizer = load_tokenizer(options.backbone)
         if options.chat_template and not self.tokenizer.chat_template:
@@ -259,7 +263,7 @@ class LocalModel:
         while (surplus := len(ids) - limit) > 0:
             if not any(cut):
                 raise JudgeError(
-                    f"the instruction '{self.template.name}' alone takes {len(ids)} tokens, more than"
+                    f"the instruction '{self.options.prompt_file}' alone takes {len(ids)} tokens, more than"
                     f" evaluation.judge.max_prompt_tokens {limit}: raise it."
                 )
             _cut(cut, surplus)
@@ -268,7 +272,7 @@ class LocalModel:
 
     def _encode_whole(self, comparison: Comparison) -> list[int]:
         """Encode a comparison in the format of Auto-J, or in the model's chat template."""
-        instruction = self.template.render(**prompt_fields(comparison, self.policy))
+        instruction = self.instruction(comparison)
         ids: list[int]
         if self.chat is None:
             ids = self.tokenizer.encode(f"[INST] {instruction} [/INST]")
@@ -292,15 +296,6 @@ def _cut(texts: list[list[int]], surplus: int) -> None:
 def judge_query(policy: Template | None, prompt: str) -> str:
     """Build the query: the user message of the policy's template, or the prompt itself."""
     return prompt if policy is None else user_message(policy, prompt)
-
-
-def prompt_fields(comparison: Comparison, policy: Template | None = None) -> dict[str, str]:
-    """Map the placeholders of an instruction to the texts of a comparison."""
-    return {
-        "prompt": judge_query(policy, comparison.prompt),
-        "response": comparison.first,
-        "response_another": comparison.second,
-    }
 
 
 def read_model_config(options: AutoJSection) -> PreTrainedConfig:
