@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -70,15 +70,12 @@ def sample_evenly(counts: Mapping[str, int], limit: int | None, seed: int) -> Po
     owners = _owners(counts)
     if limit is None or limit >= len(owners):
         return {client: None for client, count in sorted(counts.items()) if count}
-    drawn: dict[str, list[int]] = defaultdict(list)
+    drawn: Counter[str] = Counter()
+    turns: list[tuple[int, str, int]] = []
     for n in generator(seed, "accuracy pairs").permutation(len(owners)):
         client, position = owners[n]
-        drawn[client].append(position)
-    turns = [
-        (turn, client, position)
-        for client, positions in drawn.items()
-        for turn, position in enumerate(positions)
-    ]
+        turns.append((drawn[client], client, position))
+        drawn[client] += 1
     return _by_client((client, position) for _, client, position in sorted(turns)[:limit])
 
 
