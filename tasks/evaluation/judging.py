@@ -147,11 +147,12 @@ def policy_pairs(
         }
     }
     with_reference = [row for row in rows if row["references"]]
-    for policy in (ALIGNED, BASE) if with_reference else ():
-        contests[f"{policy}_vs_human"] = {
-            row["prompt_id"]: Comparison(row["prompt"], row[policy]["text"], row["references"][0])
-            for row in with_reference
-        }
+    if with_reference:
+        for policy in (ALIGNED, BASE):
+            contests[f"{policy}_vs_human"] = {
+                row["prompt_id"]: Comparison(row["prompt"], row[policy]["text"], row["references"][0])
+                for row in with_reference
+            }
     for name in names or ():
         if name not in contests:
             raise RecipeError(

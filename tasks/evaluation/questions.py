@@ -71,7 +71,7 @@ def _answer_sets(
         path: rows_by_client(assign_questions(policy.clients, len(questions), questions[0].set))
         for path, questions in sets.items()
     }
-    # Each client's generations, and which set each of them belongs to.
+    # Each client's generations, and the set that each of them belongs to.
     generations: dict[str, list[Generation]] = defaultdict(list)
     sources: dict[str, list[Path]] = defaultdict(list)
     for path, questions in sets.items():
@@ -80,18 +80,16 @@ def _answer_sets(
             own = prompts[path].generations(rows, seed)
             generations[client] += own
             sources[client] += [path] * len(own)
-    completed: dict[Path, dict[str, list[list[list[Completion]]]]] = {
-        path: defaultdict(list) for path in sets
-    }
+    completed: dict[tuple[Path, str], list[list[list[Completion]]]] = defaultdict(list)
 
     def store(client: str, number: int, completions: list[list[Completion]]) -> None:
         path = sources[client][number]
-        completed[path][client].append(completions)
-        if all(len(completed[path][name]) == 2 for name in assigned[path]):
+        completed[path, client].append(completions)
+        if all(len(completed[path, name]) == 2 for name in assigned[path]):
             answered: dict[int, dict[str, Any]] = {}
             for name, rows in assigned[path].items():
                 own = {"client_id": name} if name else {}
-                parsed = prompts[path].parse(rows, *completed[path][name])
+                parsed = prompts[path].parse(rows, *completed[path, name])
                 answered.update((n, dict(row) | own) for n, row in zip(rows, parsed, strict=True))
             write_json(path, [answered[n] for n in sorted(answered)])
 
