@@ -91,15 +91,14 @@ class Contest(StoredResult):
     def figures(self, resamples: int = 2000, seed: int = 0) -> ContestFigures:
         """All figures; resamples and seed are those of the bootstrap intervals."""
         units = self.units
-        labels = [LABELS.get(verdict) for verdict in self.verdicts]
-        known = [n for n, label in enumerate(labels) if label is not None]
+        labels = {n: LABELS[verdict] for n, verdict in enumerate(self.verdicts) if verdict in LABELS}
         controlled = fit_length_controlled_rate(
-            [label for label in labels if label is not None],
-            [self.ours[n] for n in known],
-            [self.theirs[n] for n in known],
+            list(labels.values()),
+            [self.ours[n] for n in labels],
+            [self.theirs[n] for n in labels],
             resamples,
             seed,
-            [units[n] for n in known],
+            [units[n] for n in labels],
         )
         return ContestFigures(
             **self.win_rate(resamples, seed).model_dump(),
