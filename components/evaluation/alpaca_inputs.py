@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 
 from components.config import AlpacaEvalConfig, NameOrFolder, PromptsConfig, TemplateFile, unknown_name
@@ -251,6 +250,8 @@ def _read_annotators(path: Path) -> dict[str, dict[str, Any]]:
 
 def _check_calibration(path: Path) -> None:
     """Check the columns of a calibration file, and that it has a row for each instruction."""
+    import pandas as pd
+
     where = f"{path} (evaluation.alpaca_eval.calibration)"
     try:
         table = pd.read_csv(path)
