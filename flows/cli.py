@@ -280,7 +280,10 @@ def export(
 @command
 def judge(
     pairs: Annotated[
-        Path, typer.Argument(metavar="PAIRS", help="Pairs with human verdicts, as Auto-J's pairwise set.")
+        Path,
+        typer.Argument(
+            metavar="PAIRS", exists=True, help="Pairs with human verdicts, as Auto-J's pairwise set."
+        ),
     ],
     run: Annotated[
         str | None,
@@ -288,7 +291,11 @@ def judge(
     ] = None,
     verdicts: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="ORIGINAL SWAPPED", help="Files of a judge's verdicts on both orders instead."),
+        typer.Option(
+            metavar="ORIGINAL SWAPPED",
+            exists=True,
+            help="Files of a judge's verdicts on both orders instead.",
+        ),
     ] = None,
 ) -> None:
     """Report how often a judge agrees with people.

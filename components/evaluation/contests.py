@@ -6,7 +6,6 @@ One record serves a run, the contests between the arms of a benchmark, and the r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -115,7 +114,7 @@ class Contest(StoredResult):
 def judge_contest(judge: Judge, pairs: Mapping[str, Comparison]) -> Contest:
     """Put each pair of our answer and theirs, by the answer's id, to the judge in both orders."""
     different = {name: pair for name, pair in pairs.items() if pair.first.strip() != pair.second.strip()}
-    turned = [replace(pair, first=pair.second, second=pair.first) for pair in different.values()]
+    turned = [pair.swapped() for pair in different.values()]
     original = dict(zip(different, judge.compare(list(different.values())), strict=True))
     swapped = dict(zip(different, judge.compare(turned), strict=True))
     return Contest(

@@ -120,8 +120,9 @@ def build_judge_report(
 
 def measure_judge(judge: Judge, rows: Sequence[LabeledRow]) -> JudgeReport:
     """Put labeled pairs, equal responses too, to a judge in both orders, and report its reliability."""
-    original = judge.compare([Comparison(row.prompt, row.first, row.second) for row in rows])
-    swapped = judge.compare([Comparison(row.prompt, row.second, row.first) for row in rows])
+    comparisons = [Comparison(row.prompt, row.first, row.second) for row in rows]
+    original = judge.compare(comparisons)
+    swapped = judge.compare([comparison.swapped() for comparison in comparisons])
     return build_judge_report(rows, stored_contest(rows, original, swapped))
 
 

@@ -18,8 +18,7 @@ from components.models.store import Adapter
 def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:
     """Both orders of N pairs with their labels [2 N]: (x, y_w, y_l, 0) and (x, y_l, y_w, 1)."""
     chosen_first = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
-    rejected_first = [Comparison(p["prompt"], p["rejected"], p["chosen"]) for p in pairs]
-    return [*chosen_first, *rejected_first], np.repeat([0, 1], len(pairs))
+    return [*chosen_first, *(pair.swapped() for pair in chosen_first)], np.repeat([0, 1], len(pairs))
 
 
 class SelectorLoss(Loss):

@@ -55,7 +55,7 @@ def selector_pair_reader(config: SelectorConfig, key: str) -> PairReader:
         return encode_comparison(tokenizer, template, comparison, config.max_length, config.max_prompt_tokens)
 
     def read(pair: PairRow) -> tuple[list[int], list[int]]:
-        prompt, chosen, rejected = pair["prompt"], pair["chosen"], pair["rejected"]
-        return encode(Comparison(prompt, chosen, rejected)), encode(Comparison(prompt, rejected, chosen))
+        comparison = Comparison(pair["prompt"], pair["chosen"], pair["rejected"])
+        return encode(comparison), encode(comparison.swapped())
 
     return PairReader(f"the model {key}", settings_hash(config), f"{key}.max_length", config.max_length, read)

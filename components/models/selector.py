@@ -35,6 +35,10 @@ class Comparison:
     first: str
     second: str
 
+    def swapped(self) -> Comparison:
+        """The same with the completions in the other order."""
+        return Comparison(self.prompt, self.second, self.first)
+
 
 def find_choice_tokens(tokenizer: PreTrainedTokenizerBase, slot: str = ":") -> tuple[int, int]:
     """Ids of ' A' and ' B', with the space that follows the answer slot."""

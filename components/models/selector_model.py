@@ -115,7 +115,7 @@ class Selector:
 
     def margins_by_order(self, comparisons: Sequence[Comparison], share: BatchShare = WHOLE) -> np.ndarray:
         """Log-odds that the first completion is better, shown as A and as B; [2, N] float64."""
-        swapped = [Comparison(c.prompt, c.second, c.first) for c in comparisons]
+        swapped = [comparison.swapped() for comparison in comparisons]
         shown_as_a, shown_as_b = np.split(self.margins_as_shown([*comparisons, *swapped], share), 2)
         return np.stack([shown_as_a, -shown_as_b])
 

@@ -232,7 +232,7 @@ def _selector_scores(
     """
     pairs = [pair for contest in contests.values() for pair in contest.values()]
     # With orders 'both' a selector averages the orders, and the swapped margins are the same.
-    swapped = [Comparison(pair.prompt, pair.second, pair.first) for pair in pairs]
+    swapped = [pair.swapped() for pair in pairs]
     shown, as_second = np.split(compare_by_selectors(run, recipe, [*pairs, *swapped]), 2, axis=1)
     preferred = np.mean([(shown > 0).mean(axis=0) > 0.5, (as_second < 0).mean(axis=0) > 0.5], axis=0)
     equal = np.array([pair.first.strip() == pair.second.strip() for pair in pairs])
