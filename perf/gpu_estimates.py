@@ -15,38 +15,34 @@ which FedBiscuit assigns clients, the KL to the reference, and all elementwise o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import yaml
 
-from components.config import BackboneConfig, LoraConfig, MultiObjective, Recipe, SelectorConfig
+from components.config import BackboneConfig, FrozenModel, LoraConfig, MultiObjective, Recipe
 from components.config.thoughts import ThoughtsConfig
-from components.estimates import Stage, alignment_stage, rounds_stage, training_stages
+from components.estimates import Stage, alignment_stage, policy_model, rounds_stage, training_stages
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.federation.method import method_of
-from components.models.key_values import SPARE_COLUMNS
 from components.models.memory import ModelShape
 from components.models.rewards.classifier import ClassifierReward
 from components.recipes import load_recipe
 from perf.products import (
-    SINGLE,
     Gpu,
     Model,
+    Passes,
     Precision,
-    Products,
     add_up,
-    cache_bytes,
-    cache_passes,
-    forward_products,
-    time_of,
-    training_products,
+    forward_passes,
+    read_configs,
+    training_passes,
 )
 
-FOLDER = Path(__file__).parent
+DATA = Path(__file__).with_name("paper_data.yaml")
 COLUMNS = (
     "stage",
     "rows",
@@ -71,31 +67,22 @@ class Data:
     prompts: int | None = None  # held-out prompts
 
 
-@dataclass(frozen=True)
-class Part:
-    """Passes of one kind through a model."""
-
-    products: Sequence[Products]
-    decoding_bytes: float = 0.0  # weights, keys and values that decoding reads
-
-
 @dataclass
 class Estimate:
     """A stage of a run, now and before."""
 
     name: str
     rows: int
-    now: list[Part] = field(default_factory=list)
-    before: list[Part] = field(default_factory=list)
+    now: list[Passes] = field(default_factory=list)
+    before: list[Passes] = field(default_factory=list)
 
     def figures(self, gpu: Gpu) -> list[str]:
         before, now = self.seconds(gpu)
-        flops = sum(each.flops for part in self.now for each in part.products)
-        read = sum(part.decoding_bytes for part in self.now)
+        read = sum(passes.decoding_bytes for passes in self.now)
         return [
             self.name,
             str(self.rows),
-            two_digits(flops / 1e15),
+            two_digits(sum(passes.flops for passes in self.now) / 1e15),
             two_digits(read / 1e12) if read else "-",
             two_digits(sum(before.values()) / HOUR),
             max(before, key=before.__getitem__),
@@ -105,154 +92,111 @@ class Estimate:
 
     def seconds(self, gpu: Gpu) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds before and now, by what bounds them."""
-        before, now = (
-            add_up(time_of(part.products, gpu) for part in parts) for parts in (self.before, self.now)
-        )
+        before, now = (add_up(each.seconds(gpu) for each in passes) for passes in (self.before, self.now))
         return before, now
-
-
-def read_configs() -> dict[str, dict[str, Any]]:
-    """The published config.json of each model that a recipe of paper scale names."""
-    configs: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "paper_backbones.yaml").read_text())
-    return configs
 
 
 class PaperModels:
     """The models of recipes of paper scale, by their published shapes."""
 
     def __init__(self, now: bool = True) -> None:
-        self.now = now
+        self._now = now
         self._configs = read_configs()
 
     def model(
         self, backbone: BackboneConfig, lora: LoraConfig | None, precision: Precision = "bf16"
     ) -> Model:
         shape = ModelShape.from_config(self._configs[backbone.name], backbone)
-        return Model(shape, lora, self.now, precision, backbone.quantization == "8bit")
+        return Model(shape, lora, self._now, precision, backbone.quantization == "8bit")
+
+    def trained(self, stage: Stage) -> Model:
+        """What a stage trains, with the client's own head where it has one."""
+        own_head = stage.modules is not None and stage.modules.head
+        return replace(self.model(stage.backbone, stage.lora), own_head=own_head)
 
     def classifier(self, reward: ClassifierReward) -> Model:
         """A frozen reward, which did not use TF32 before."""
-        single: Precision = "tf32" if reward.tf32 and self.now else "fp32"
+        single: Precision = "tf32" if reward.tf32 and self._now else "fp32"
         precision = single if reward.dtype == "float32" else "bf16"
         return self.model(BackboneConfig(name=reward.name), None, precision)
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """Completions that are generated in calls of `prompts` prompts each."""
-
-    rows: int  # at most, in a batch
-    prompts: int
-    count: int
-    prompt_tokens: int
-    new_tokens: int
-    calls: int = 1
-
-    def parts(self, model: Model) -> list[Part]:
-        """Passes over the prompts, and decoding steps, one for each token of a batch of completions."""
-        completions = self.prompts * self.count
-        rows = min(self.rows, completions)
-        prompts = min(rows, self.prompts)
-        prefill = forward_products(model, prompts, self.prompt_tokens, self.prompt_tokens / 2, prompts)
-        context = self.prompt_tokens + self.new_tokens / 2
-        step = forward_products(model, rows, 1, context, rows, cached=True)
-        steps = self.calls * completions / rows * self.new_tokens
-        read = model.weights() + rows * context * cache_bytes(model) * cache_passes(model.shape)
-        passes = self.calls * self.prompts / prompts
-        return [
-            Part([each.times(passes) for each in prefill]),
-            Part([each.times(steps) for each in step], steps * read),
-        ]
-
-    def memory(self, model: Model) -> float:
-        """Peak bytes of a batch beside the weights, see components/models/continuous_batch.py.
-
-        They are the rows' cache with its spare columns, the prompts' keys and values that it is filled
-        from, one layer's keys and values for all heads, three tensors of the MLP over all prompts, and
-        the logits with the noise.
-        """
-        shape = model.shape
-        rows = min(self.rows, self.prompts * self.count)
-        columns = self.prompt_tokens + self.new_tokens + min(self.new_tokens, SPARE_COLUMNS)
-        prompts = min(rows, self.prompts) * self.prompt_tokens
-        cache = (rows * columns + prompts) * cache_bytes(model)
-        repeated = 2 * rows * columns * shape.heads * shape.head_dim * model.value_bytes
-        inner = 3 * prompts * shape.intermediate * model.value_bytes
-        return cache + repeated + inner + 3 * SINGLE * rows * shape.vocabulary
+def sampling_passes(model: Model, writer: FrozenModel, prompts: int, count: int) -> list[Passes]:
+    """Passes over prompts, and decoding steps, one for each token of a batch of completions."""
+    rows = min(writer.rows, prompts * count)
+    prefilled = min(rows, prompts)
+    prefill = forward_passes(model, prefilled, writer.tokens, writer.tokens / 2, prefilled)
+    context = writer.tokens + writer.new_tokens / 2
+    step = forward_passes(model, rows, 1, context, rows, cached=True)
+    return [prefill.times(prompts / prefilled), step.times(prompts * count / rows * writer.new_tokens)]
 
 
-def forward_part(model: Model, sequences: float, tokens: int, rows: int, positions: int = 1) -> Part:
-    """A pass over sequences of a length, of which so many positions have logits, in batches of rows."""
-    products = forward_products(model, rows, tokens, tokens / 2, rows * positions)
-    return Part([each.times(sequences / rows) for each in products])
+def scoring_passes(model: Model, sequences: float, tokens: int, rows: int, positions: int = 1) -> Passes:
+    """Passes over sequences of a length, of which so many positions have logits, in batches of rows."""
+    return forward_passes(model, rows, tokens, tokens / 2, rows * positions).times(sequences / rows)
 
 
 def estimates(recipe: Recipe, data: Data) -> list[Estimate]:
     """The stages of a recipe whose rows are known, in the order of a run."""
-    stages = {name: Estimate(name, rows) for name, rows, _ in _parts(recipe, data, PaperModels())}
-    for now in (True, False):
-        for name, _, part in _parts(recipe, data, PaperModels(now)):
-            (stages[name].now if now else stages[name].before).append(part)
+    stages: dict[str, Estimate] = {}
+    sides = (_passes(recipe, data, PaperModels(now)) for now in (True, False))
+    for (name, rows, now), (_, _, before) in zip(*sides, strict=True):
+        stage = stages.setdefault(name, Estimate(name, rows))
+        stage.now.append(now)
+        stage.before.append(before)
     return list(stages.values())
 
 
-Named = tuple[str, int, Part]
+Named = tuple[str, int, Passes]
+"""The name of a stage, its rows at once, and passes of one kind."""
 
 
-def _parts(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[Named]:
+def _passes(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[Named]:
     if recipe.thoughts is not None:
-        yield from _tree_parts(recipe, recipe.thoughts, models)
-    objective = getattr(method_of(recipe.federation), "local_objective", None)
+        yield from _tree_passes(recipe, recipe.thoughts, models)
+    objective = method_of(recipe.federation).local_objective
     if isinstance(objective, MultiObjective):
-        yield from _multi_objective_parts(recipe, objective, models)
+        yield from _multi_objective_passes(recipe, objective, models)
     else:
-        yield from _rounds_parts(recipe, data, models)
+        yield from _rounds_passes(recipe, data, models)
     if recipe.federation.options.needs_server_prompts and data.align is not None:
-        yield from _alignment_parts(recipe, data.align, models)
-    yield from _evaluation_parts(recipe, data, models)
+        yield from _alignment_passes(recipe, data.align, models)
+    yield from _evaluation_passes(recipe, data, models)
 
 
-def _sampled(name: str, sampling: Sampling, model: Model) -> Iterator[Named]:
-    for part in sampling.parts(model):
-        yield name, min(sampling.rows, sampling.prompts * sampling.count), part
+def _sampled(
+    name: str, models: PaperModels, writer: FrozenModel, prompts: int, count: int = 1, calls: int = 1
+) -> Iterator[Named]:
+    """Completions of prompts that are generated in so many calls."""
+    model = models.model(writer.backbone, writer.lora)
+    for passes in sampling_passes(model, writer, prompts, count):
+        yield name, min(writer.rows, prompts * count), passes.times(calls)
 
 
-def _tree_parts(recipe: Recipe, thoughts: ThoughtsConfig, models: PaperModels) -> Iterator[Named]:
+def _trained(models: PaperModels, stage: Stage, passes: float, backwards: int = 1) -> Named:
+    training = training_passes(models.trained(stage), stage.step, backwards)
+    return stage.name, stage.step.rows, training.times(passes)
+
+
+def _tree_passes(recipe: Recipe, thoughts: ThoughtsConfig, models: PaperModels) -> Iterator[Named]:
     """Growth of all trees, level by level, for question_batch_size questions at a time."""
-    policy, evaluator = recipe.policy, thoughts.evaluator
     questions = sum(section.count or 0 for section in thoughts.questions)
-    writer = models.model(policy.backbone, policy.lora)
-    judge = models.model(BackboneConfig(name=evaluator.model), None)
     batch = min(thoughts.question_batch_size, questions)
     calls = math.ceil(questions / batch)
+    writer = replace(policy_model(recipe), new_tokens=thoughts.max_thought_tokens)
     frontier = 1
     for _ in range(thoughts.depth):
-        written = Sampling(
-            policy.generation_batch_size,
-            batch * frontier,
-            thoughts.children,
-            policy.max_prompt_tokens,
-            thoughts.max_thought_tokens,
-            calls,
-        )
-        scored = Sampling(
-            evaluator.batch_size,
-            batch * frontier * thoughts.children,
-            1,
-            evaluator.max_prompt_tokens,
-            evaluator.max_new_tokens,
-            calls,
-        )
-        yield from _sampled("thoughts", written, writer)
-        yield from _sampled("scores of thoughts", scored, judge)
-        frontier = min(frontier * thoughts.children, thoughts.beam or frontier * thoughts.children)
+        written = frontier * thoughts.children
+        yield from _sampled("thoughts", models, writer, batch * frontier, thoughts.children, calls)
+        for evaluator in thoughts.evaluator.frozen_models():
+            yield from _sampled("scores of thoughts", models, evaluator, batch * written, calls=calls)
+        frontier = min(written, thoughts.beam or written)
 
 
-def _rounds_parts(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[Named]:
+def _rounds_passes(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[Named]:
     """Training in the rounds; of policies also the references and the accuracy of the pairs."""
     stage = rounds_stage(recipe)
     config = recipe.federation
-    model = models.model(stage.backbone, stage.lora)
     passes = stage.passes
     if passes is None and data.train is not None:
         rows = data.train / (recipe.data.clients or config.clients_per_round)
@@ -260,119 +204,98 @@ def _rounds_parts(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[N
         passes = config.rounds * config.clients_per_round * gradients
         passes *= math.ceil(config.batch_size / stage.step.rows)
     if passes is not None:
-        yield "rounds", stage.step.rows, _training_part(model, stage, passes)
+        yield _trained(models, stage, passes)
     if data.test is not None:
-        rounds = _measures(recipe)
-        rows = 2 * stage.step.rows
-        positions = stage.step.logit_positions // stage.step.rows
-        model = replace(model, own_head=stage.modules is not None and stage.modules.head)
-        measured = data.test * rounds + (data.train or 0)  # each pair's reference is computed once
-        yield "accuracy", rows, forward_part(model, measured, stage.step.tokens, rows, positions)
+        pairs = data.test * _measurements(recipe) + (data.train or 0)  # each reference is computed once
+        yield "accuracy", 2 * stage.step.rows, _pair_passes(models.trained(stage), stage, pairs)
 
 
-def _measures(recipe: Recipe) -> int:
+def _pair_passes(model: Model, stage: Stage, pairs: float) -> Passes:
+    """Log-probabilities of pairs, in batches of twice the rows of training."""
+    step = stage.step
+    return scoring_passes(model, pairs, step.tokens, 2 * step.rows, step.logit_positions // step.rows)
+
+
+def _measurements(recipe: Recipe) -> int:
     """Measurements of a run: before the first round, every evaluate_every rounds, and after the last one."""
     config = recipe.federation
     return 1 + (math.ceil(config.rounds / config.evaluate_every) if config.evaluate_every else 1)
 
 
-def _training_part(model: Model, stage: Stage, passes: float, backwards: int = 1) -> Part:
-    has_head = stage.modules is not None and stage.modules.head
-    products = training_products(replace(model, own_head=has_head), stage.step, backwards)
-    return Part([each.times(passes) for each in products])
-
-
-def _multi_objective_parts(recipe: Recipe, objective: MultiObjective, models: PaperModels) -> Iterator[Named]:
+def _multi_objective_passes(
+    recipe: Recipe, objective: MultiObjective, models: PaperModels
+) -> Iterator[Named]:
     """Rollouts of all local steps, their scores, PPO, and the rewards of held-out prompts."""
-    config, policy, ppo = recipe.federation, recipe.policy, objective.ppo
+    config, ppo = recipe.federation, objective.ppo
     stage = rounds_stage(recipe)
-    model = models.model(policy.backbone, policy.lora)
+    policy = policy_model(recipe)
+    rows = config.batch_size
     steps = config.rounds * config.clients_per_round * config.local_steps
     samples = ppo.estimator.samples
-    lengths = (policy.max_prompt_tokens, policy.max_new_tokens)
-    rollout = Sampling(
-        policy.generation_batch_size, config.batch_size // samples, samples, *lengths, calls=steps
-    )
-    yield from _sampled("rollouts", rollout, model)
-    measures = _measures(recipe)
-    prompts: int = recipe.federation.options.reward_prompts  # type: ignore[attr-defined]
-    held_out = Sampling(policy.generation_batch_size, prompts, 1, *lengths, calls=measures)
-    yield from _sampled("held-out prompts", held_out, model)
-    completions = steps * config.batch_size + measures * prompts
-    # Log-probabilities of the policy and, without the adapter, of the reference.
-    tokens = sum(lengths)
-    for scored in (model, replace(model, lora=None)):
-        part = forward_part(scored, completions, tokens, config.batch_size, policy.max_new_tokens)
-        yield "log-probabilities", config.batch_size, part
+    yield from _sampled("rollouts", models, policy, rows // samples, samples, steps)
+    measurements = _measurements(recipe)
+    prompts: int = config.options.reward_prompts  # type: ignore[attr-defined]
+    yield from _sampled("held-out prompts", models, policy, prompts, calls=measurements)
+    completions = steps * rows + measurements * prompts
+    tokens = policy.tokens + policy.new_tokens
+    for lora in (policy.lora, None):  # the policy and the reference
+        model = models.model(policy.backbone, lora)
+        passes = scoring_passes(model, completions, tokens, rows, policy.new_tokens)
+        yield "log-probabilities", rows, passes
     for reward in recipe.rewards.values():
         if isinstance(reward, ClassifierReward):
-            length = min(tokens, reward.max_length)
-            classifier = models.classifier(reward)
-            part = forward_part(classifier, completions, length, reward.batch_size, positions=0)
-            yield "rewards", reward.batch_size, part
-    minibatches = ppo.epochs * math.ceil(config.batch_size / stage.step.rows)
+            length, batch = min(tokens, reward.max_length), reward.batch_size
+            passes = scoring_passes(models.classifier(reward), completions, length, batch, positions=0)
+            yield "rewards", batch, passes
+    minibatches = ppo.epochs * math.ceil(rows / stage.step.rows)
     backwards = 1 if objective.weights is not None else len(objective.objectives)
-    yield "rounds", stage.step.rows, _training_part(model, stage, steps * minibatches, backwards)
+    yield _trained(models, stage, steps * minibatches, backwards)
 
 
-def _alignment_parts(recipe: Recipe, prompts: int, models: PaperModels) -> Iterator[Named]:
+def _alignment_passes(recipe: Recipe, prompts: int, models: PaperModels) -> Iterator[Named]:
     """Completions of the server's prompts, their labels by each selector, and DPO."""
-    config, policy, selector = recipe.alignment, recipe.policy, recipe.selector
+    config, selector = recipe.alignment, recipe.selector
     used = min(prompts, config.prompts or prompts)
-    lengths = (policy.max_prompt_tokens, policy.max_new_tokens)
-    sampled = Sampling(policy.generation_batch_size, used, config.completions, *lengths)
-    yield from _sampled("completions", sampled, models.model(policy.backbone, None))
+    base = replace(policy_model(recipe), lora=None)
+    yield from _sampled("completions", models, base, used, config.completions)
     shown = used * config.completions * (config.completions - 1) // 2 * (1 + (selector.orders == "both"))
     reads = shown * recipe.federation.options.server_adapters(recipe.federation)
     rows = 2 * selector.score_batch_size
     reader = models.model(selector.backbone, selector.lora)
-    yield "labels", rows, forward_part(reader, reads, selector.max_length, rows)
+    yield "labels", rows, scoring_passes(reader, reads, selector.max_length, rows)
     stage = alignment_stage(recipe, used)
     assert stage.passes is not None
-    model = models.model(stage.backbone, stage.lora)
-    yield "DPO", stage.step.rows, _training_part(model, stage, stage.passes)
+    _, rows, training = _trained(models, stage, stage.passes)
+    reference = models.model(stage.backbone, None)
     pairs = stage.passes * stage.step.rows / config.dpo.epochs
-    rows = 2 * stage.step.rows
-    positions = stage.step.logit_positions // stage.step.rows
-    part = forward_part(replace(model, lora=None), pairs, stage.step.tokens, rows, positions)
-    yield "DPO", stage.step.rows, part  # log-probabilities under the reference
+    yield "DPO", rows, training
+    yield "DPO", rows, _pair_passes(reference, stage, pairs)
 
 
-def _evaluation_parts(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[Named]:
+def _evaluation_passes(recipe: Recipe, data: Data, models: PaperModels) -> Iterator[Named]:
     """Answers of the base and the aligned policy to questions and prompts, and the judge."""
-    config, policy = recipe.evaluation, recipe.policy
-    both = [models.model(policy.backbone, lora) for lora in (None, policy.lora)]
+    config = recipe.evaluation
+    policies = [replace(policy_model(recipe), lora=lora) for lora in (None, recipe.policy.lora)]
     if config.questions is not None:
         for section in config.questions.questions:
             for count in (1, config.questions.samples):
-                asked = Sampling(
-                    policy.generation_batch_size,
-                    section.count or 0,
-                    count,
-                    policy.max_prompt_tokens,
-                    config.questions.max_new_tokens,
-                )
-                for model in both:
-                    yield from _sampled("questions", asked, model)
+                for policy in policies:
+                    writer = replace(policy, new_tokens=config.questions.max_new_tokens)
+                    yield from _sampled("questions", models, writer, section.count or 0, count)
     prompts = config.prompts if data.prompts is None else min(data.prompts, config.prompts or data.prompts)
     if prompts is not None:
-        lengths = (policy.max_prompt_tokens, policy.max_new_tokens)
-        answered = Sampling(policy.generation_batch_size, prompts, config.answers_per_prompt, *lengths)
-        for model in both:
-            yield from _sampled("answers", answered, model)
+        for policy in policies:
+            yield from _sampled("answers", models, policy, prompts, config.answers_per_prompt)
     judge = config.judge
     if isinstance(judge, SelectorJudgeSection):
         stage = next(stage for stage in training_stages(recipe) if stage.name == "judge")
         assert stage.passes is not None
-        model = models.model(stage.backbone, stage.lora)
-        yield "judge", stage.step.rows, _training_part(model, stage, stage.passes)
-        if prompts is not None:
-            yield "judge", stage.step.rows, _judged_part(model, judge.selector, prompts)
-
-
-def _judged_part(model: Model, selector: SelectorConfig, prompts: int) -> Part:
-    """Comparisons of the aligned policy's answers with those of the base policy, in both orders."""
-    return forward_part(model, 2 * prompts, selector.max_length, 2 * selector.score_batch_size)
+        yield _trained(models, stage, stage.passes)
+        if prompts is not None:  # answers of the aligned and the base policy, in both orders
+            selector = judge.selector
+            rows = 2 * selector.score_batch_size
+            passes = scoring_passes(models.trained(stage), 2 * prompts, selector.max_length, rows)
+            yield stage.name, stage.step.rows, passes
 
 
 def two_digits(value: float) -> str:
@@ -385,7 +308,7 @@ def two_digits(value: float) -> str:
 
 def paper_recipes() -> dict[str, Data]:
     """The recipes of paper scale, with the sizes of their data."""
-    stored = yaml.safe_load((FOLDER / "paper_data.yaml").read_text())
+    stored = yaml.safe_load(DATA.read_text(encoding="utf-8"))
     return {name: Data(**sizes) for name, sizes in stored.items()}
 
 
@@ -393,17 +316,13 @@ def table(gpu: Gpu) -> str:
     """A Markdown table for each recipe."""
     lines = [describe(gpu)]
     for name, data in paper_recipes().items():
-        rows = estimates(load_recipe(name), data)
-        sides = zip(*(row.seconds(gpu) for row in rows), strict=True)
+        stages = estimates(load_recipe(name), data)
+        sides = zip(*(stage.seconds(gpu) for stage in stages), strict=True)
         before, now = (two_digits(sum(add_up(side).values()) / HOUR) for side in sides)
-        lines += ["", f"### {name}", "", _line(COLUMNS), _line(["---"] * len(COLUMNS))]
-        lines += [_line(row.figures(gpu)) for row in rows]
-        lines.append(_line(["**all**", "", "", "", before, "", now, ""]))
+        rows = [COLUMNS, ["---"] * len(COLUMNS), *(stage.figures(gpu) for stage in stages)]
+        rows.append(["**all**", "", "", "", before, "", now, ""])
+        lines += ["", f"### {name}", "", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def describe(gpu: Gpu) -> str:

@@ -13,7 +13,6 @@ scipy's rel_entr in fp64, which is the direct translation of eqs. 6 to 8.
 from __future__ import annotations
 
 import math
-import resource
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from perf.harness import in_process, show
+from perf.harness import in_process, peak_mb, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,8 +39,6 @@ BYTES = 4
 """Of a value in fp32."""
 Adapters = Sequence[Mapping[str, "torch.Tensor"]]
 Matrix = npt.NDArray[np.float64]
-
-
 Count = Annotated[int, typer.Option(min=1)]
 
 
@@ -108,19 +105,18 @@ def _path(folder: Path, index: int) -> Path:
 
 
 def measure(folder: str, count: int, in_memory: bool, loop: bool) -> dict[str, float]:
-    """The cost for the first adapters of a folder.
+    """The cost for so many of the first adapters of a folder.
 
     Args:
-        folder: the adapters of write_adapters.
+        folder: of write_adapters.
         count: number of clients.
         in_memory: whether the adapters are read before the measurement.
-        loop: whether the double loop is timed as well.
+        loop: whether the double loop is timed as well; without it, its figures are NaN.
 
     Returns:
-        seconds of the steps, and of the double loop; the loop's over ours, and the largest relative
-        difference of a divergence (NaN without the loop); and bytes of the adapters and of the
-        computation: the largest resident set minus the one before the adapters, including the pages
-        of mapped files that were read.
+        seconds of the steps, and of the double loop; and bytes of the adapters and of the computation:
+        the largest resident set minus the one before the adapters, including the pages of mapped files
+        that were read.
     """
     import torch
 
@@ -128,7 +124,7 @@ def measure(folder: str, count: int, in_memory: bool, loop: bool) -> dict[str, f
 
     names = [f"client-{index:03d}" for index in range(count)]
     graph.divergence_matrix([{"a": torch.zeros(1)}] * 2)  # loads libraries, and starts threads
-    before = _resident_bytes()
+    before = peak_mb()
     adapters = _open(Path(folder), count, in_memory)
     start = time.perf_counter()
     matrix = graph.divergence_matrix(adapters)
@@ -141,7 +137,7 @@ def measure(folder: str, count: int, in_memory: bool, loop: bool) -> dict[str, f
     weighted = time.perf_counter()
     _average(adapters, names, weights)
     averaged = time.perf_counter()
-    memory = _resident_bytes() - before
+    memory = (peak_mb() - before) * 2**20
     seconds, difference = _time_loop(adapters, matrix) if loop else (math.nan, math.nan)
     return {
         "clients": count,
@@ -217,8 +213,3 @@ def draw(costs: pd.DataFrame, path: Path) -> None:
     figure.update_xaxes(type="log", tickvals=costs["clients"].tolist())
     figure.update_yaxes(type="log")
     write_charts([figure], path)
-
-
-def _resident_bytes() -> int:
-    """Largest resident set of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

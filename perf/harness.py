@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -228,6 +229,15 @@ def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return float(2 * size**3 / min(seconds[1:]) / 1e9)
+
+
+def peak_mb(device: str = "cpu") -> float:
+    """Peak memory so far of a GPU's tensors, or of this process (MB)."""
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def flop_counter() -> FlopCounterMode:

@@ -8,18 +8,28 @@ operations, attention's scores and the optimizer's step are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 from components.config import LoraConfig
 from components.models.memory import SHARED_INPUTS, ModelShape, StepShape
 
+BACKBONES = Path(__file__).with_name("paper_backbones.yaml")
 HALF = 2  # bytes of a value in bf16
 SINGLE = 4
 
 Precision = Literal["bf16", "tf32", "fp32"]
 """Of products; also the name of their rate in Gpu."""
+
+
+def read_configs() -> dict[str, dict[str, Any]]:
+    """The published config.json of models, by their names on the hub."""
+    configs: dict[str, dict[str, Any]] = yaml.safe_load(BACKBONES.read_text(encoding="utf-8"))
+    return configs
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Products:
-    """Products of one kind in a pass, all together."""
+    """Products of one kind, all together."""
 
     number: float
     flops: float
@@ -45,7 +55,9 @@ class Products:
     precision: Precision = "bf16"
 
     def times(self, passes: float) -> Products:
-        return Products(self.number * passes, self.flops * passes, self.bytes * passes, self.precision)
+        return replace(
+            self, number=self.number * passes, flops=self.flops * passes, bytes=self.bytes * passes
+        )
 
     def seconds(self, gpu: Gpu) -> dict[str, float]:
         """The time by what bounds it."""
@@ -55,15 +67,25 @@ class Products:
         return {f"{self.precision} products": compute} if compute >= memory else {"bandwidth": memory}
 
 
-def time_of(products: Iterable[Products], gpu: Gpu) -> dict[str, float]:
-    """Seconds of the products of passes of one kind, by what bounds them.
+@dataclass(frozen=True)
+class Passes:
+    """Passes of one kind through a model."""
 
-    They are the device's, or the host's if that takes longer.
-    """
-    own = list(products)
-    seconds = add_up(each.seconds(gpu) for each in own)
-    host = gpu.launch * sum(each.number for each in own)
-    return {"launches": host} if host > sum(seconds.values()) else seconds
+    products: Sequence[Products]
+    decoding_bytes: float = 0.0  # weights, keys and values that decoding reads
+
+    @property
+    def flops(self) -> float:
+        return sum(each.flops for each in self.products)
+
+    def times(self, passes: float) -> Passes:
+        return Passes([each.times(passes) for each in self.products], self.decoding_bytes * passes)
+
+    def seconds(self, gpu: Gpu) -> dict[str, float]:
+        """Seconds by what bounds them: the device's, or the host's if that takes longer."""
+        seconds = add_up(each.seconds(gpu) for each in self.products)
+        host = gpu.launch * sum(each.number for each in self.products)
+        return {"launches": host} if host > sum(seconds.values()) else seconds
 
 
 def add_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -91,32 +113,71 @@ class Model:
         return HALF if self.precision == "bf16" else SINGLE
 
     @property
+    def weight_bytes(self) -> float:
+        """Bytes of the layers' weights."""
+        return self.shape.linear_values * (1 if self.eight_bit else self.value_bytes)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values of a token."""
+        return 2 * self.shape.layers * self.shape.key_value_heads * self.shape.head_dim * self.value_bytes
+
+    @property
+    def cache_passes(self) -> float:
+        """Passes over the cache in a decoding step: it is read, or read, copied for all heads, and read."""
+        groups = self.shape.heads // self.shape.key_value_heads
+        return 1 if groups == 1 else 1 + 2 * groups
+
+    @property
     def factor_precision(self) -> Precision:
         """That of products with LoRA's factors: without the fused function, they all are in fp32."""
         fused = self.fused and self.shape.family.fused and not self.eight_bit
         return "bf16" if fused and self.precision == "bf16" else "fp32"
 
-    @property
-    def factor_bytes(self) -> int:
-        return HALF if self.factor_precision == "bf16" else SINGLE
+    def layer_products(self, tokens: float, context: float, cache: float = 0.0) -> Products:
+        """Products with the layers' frozen weights, and those of attention, of a forward pass.
 
-    def head_bytes(self, positions: float, vocabulary: int) -> float:
-        """Bytes of the operands and results of a product with so many rows of the head."""
+        Args:
+            tokens: that are computed, of all sequences.
+            context: positions that a token attends to, on average.
+            cache: bytes of keys and values that are read.
+        """
+        shape = self.shape
+        linear = 2 * tokens * shape.linear_values
+        attention = 4 * tokens * context * shape.layers * shape.heads * shape.head_dim
+        widths = tokens * shape.layers * sum(inputs + outputs for _, inputs, outputs in shape.linears)
+        return Products(
+            number=shape.layers * len(shape.linears),
+            flops=linear + attention,
+            bytes=self.weight_bytes + widths * self.value_bytes + cache,
+            precision=self.precision,
+        )
+
+    def factor_products(self, lora: LoraConfig, tokens: float) -> Products:
+        """Products with the factors of LoRA in a forward pass, without reading the factors."""
+        targets = self.shape.targets(lora)
+        values = self.shape.layers * tokens * sum(i + o + 2 * lora.r for _, i, o in targets)
+        return Products(
+            number=2 * self.shape.layers * len(targets),
+            flops=2 * tokens * self.shape.lora_values(lora),
+            bytes=values * (HALF if self.factor_precision == "bf16" else SINGLE),
+            precision=self.factor_precision,
+        )
+
+    def head_product(self, positions: float, two_rows: bool = False) -> Products:
+        """The product with the head at some positions, or with the two rows of a selector's answers."""
+        hidden, vocabulary = self.shape.hidden, 2 if two_rows else self.shape.vocabulary
         size = SINGLE if self.own_head else self.value_bytes
-        hidden = self.shape.hidden
-        return positions * (vocabulary * SINGLE + hidden * size) + vocabulary * hidden * size
-
-    def weights(self) -> float:
-        """Bytes of the layers' weights."""
-        linear = self.shape.layers * sum(inputs * outputs for _, inputs, outputs in self.shape.linears)
-        return linear * (1 if self.eight_bit else self.value_bytes)
-
-    def adapter_values(self) -> int:
-        return 0 if self.lora is None else self.shape.lora_values(self.lora)
+        return Products(
+            number=1,
+            flops=2 * positions * vocabulary * hidden,
+            bytes=positions * (vocabulary * SINGLE + hidden * size) + vocabulary * hidden * size,
+            precision="fp32" if self.own_head or two_rows else self.precision,
+        )
 
 
-def training_products(model: Model, step: StepShape, backwards: int = 1) -> list[Products]:
-    """Products of a forward pass of a micro-batch with so many backward passes.
+def training_passes(model: Model, step: StepShape, backwards: int = 1) -> Passes:
+    """A forward pass of a micro-batch with so many backward passes.
 
     With one backward pass and a frozen head their operations are those of step_flops in
     components/models/memory.py, of a selector but for the two logits that it reads. The gradient of a
@@ -125,40 +186,21 @@ def training_products(model: Model, step: StepShape, backwards: int = 1) -> list
     shape, lora = model.shape, model.lora
     if lora is None:
         raise ValueError("a model without an adapter is not trained")
-    forwards = 2 if step.checkpointing else 1
     tokens = step.rows * step.tokens
-    linear = 2 * tokens * shape.layers * sum(inputs * outputs for _, inputs, outputs in shape.linears)
-    widths = tokens * shape.layers * sum(inputs + outputs for _, inputs, outputs in shape.linears)
+    passes = (2 if step.checkpointing else 1) + backwards
+    layers = model.layer_products(tokens, step.tokens / 2).times(passes)
     attention = 2 * tokens * step.tokens * shape.layers * shape.heads * shape.head_dim
-    positions = step.logit_positions or step.rows
-    vocabulary = 2 if step.one_position else shape.vocabulary  # a selector reads two logits
-    logits = 2 * positions * vocabulary * shape.hidden
     frozen, factors = count_layer_products(shape, lora, step, backwards)
-    passes = forwards + backwards
-    targets = shape.targets(lora)
-    factor_values = shape.layers * tokens * sum(i + o + 2 * lora.r for _, i, o in targets)
-    factor_flops = 2 * tokens * shape.lora_values(lora)
-    head_passes = 1 + backwards * (2 if model.own_head else 1)
-    return [
-        Products(
-            number=frozen,
-            flops=linear * passes + attention * (forwards + 2 * backwards),
-            bytes=(widths * model.value_bytes + model.weights()) * passes,
-            precision=model.precision,
-        ),
-        Products(
-            number=factors,
-            flops=factor_flops * (1 + 2 * backwards),
-            bytes=factor_values * model.factor_bytes * (1 + 2 * backwards),
-            precision=model.factor_precision,
-        ),
-        Products(
-            number=head_passes,
-            flops=logits * head_passes,
-            bytes=model.head_bytes(positions, vocabulary) * head_passes,
-            precision="fp32" if model.own_head or step.one_position else model.precision,
-        ),
-    ]
+    # Attention has two products backward for each one forward.
+    layers = replace(layers, number=frozen, flops=layers.flops + attention * backwards)
+    head = model.head_product(step.logit_positions or step.rows, step.one_position)
+    return Passes(
+        [
+            layers,
+            replace(model.factor_products(lora, tokens).times(1 + 2 * backwards), number=factors),
+            head.times(1 + backwards * (2 if model.own_head else 1)),
+        ]
+    )
 
 
 def count_layer_products(
@@ -170,78 +212,40 @@ def count_layer_products(
     each factor. Inputs of the first layer get no gradient unless it is checkpointed. Where the last layer is
     computed at one position, keys and values are computed twice, once of all positions.
     """
-    frozen_modules = shape.layers * len(shape.linears)
-    adapted = shape.layers * len(shape.targets(lora))
+    modules = [name for name, _, _ in shape.linears]
+    adapted = [name for name, _, _ in shape.targets(lora)]
     forwards = 2 if step.checkpointing else 1
-    frozen = (forwards + backwards) * frozen_modules
-    factors = (2 * forwards + 4 * backwards) * adapted
+    frozen = (forwards + backwards) * shape.layers * len(modules)
+    factors = (2 * forwards + 4 * backwards) * shape.layers * len(adapted)
     if not step.checkpointing:
-        first = [
-            name for name, _, _ in shape.linears if SHARED_INPUTS.get(name, name) in ("attention", "c_attn")
-        ]
+        first = [name for name in modules if SHARED_INPUTS.get(name, name) in ("attention", "c_attn")]
         frozen -= backwards * len(first)
-        factors -= backwards * len([name for name, _, _ in shape.targets(lora) if name in first])
+        factors -= backwards * sum(name in first for name in adapted)
     if step.one_position and shape.family.one_position:
-        again = [name for name, _, _ in shape.linears if name in ("k_proj", "v_proj")]
-        frozen += len(again)
-        factors += 2 * len([name for name, _, _ in shape.targets(lora) if name in again])
+        again = ("k_proj", "v_proj")
+        frozen += sum(name in again for name in modules)
+        factors += 2 * sum(name in again for name in adapted)
     return frozen, factors
 
 
-def forward_products(
+def forward_passes(
     model: Model, rows: float, tokens: float, context: float, positions: float, cached: bool = False
-) -> list[Products]:
-    """Products of a forward pass without gradients.
+) -> Passes:
+    """A forward pass without gradients.
 
     Args:
+        model: what computes it.
         rows: sequences.
         tokens: of each sequence that are computed.
         context: positions that a token attends to, on average.
         positions: at which logits are computed, of all rows together.
-        cached: keys and values of the context are read from a cache. Attention with a mask copies
-            those of a model with grouped queries for all heads.
+        cached: keys and values of the context are read from a cache, as in a decoding step. Attention
+            with a mask copies those of a model with grouped queries for all heads.
     """
-    shape = model.shape
-    computed = rows * tokens
-    linear = 2 * computed * shape.layers * sum(inputs * outputs for _, inputs, outputs in shape.linears)
-    attention = 4 * computed * context * shape.layers * shape.heads * shape.head_dim
-    widths = computed * shape.layers * sum(inputs + outputs for _, inputs, outputs in shape.linears)
-    cache = rows * context * cache_bytes(model) * cache_passes(shape) if cached else 0
-    products = [
-        Products(
-            number=shape.layers * len(shape.linears),
-            flops=linear + attention,
-            bytes=model.weights() + widths * model.value_bytes + cache,
-            precision=model.precision,
-        ),
-        Products(
-            number=1,
-            flops=2 * positions * shape.vocabulary * shape.hidden,
-            bytes=model.head_bytes(positions, shape.vocabulary),
-            precision="fp32" if model.own_head else model.precision,
-        ),
-    ]
+    cache = rows * context * model.cache_bytes * model.cache_passes if cached else 0.0
+    products = [model.layer_products(rows * tokens, context, cache), model.head_product(positions)]
     if model.lora is not None:
-        targets = shape.targets(model.lora)
-        values = shape.layers * computed * sum(i + o + 2 * model.lora.r for _, i, o in targets)
-        products.append(
-            Products(
-                number=2 * shape.layers * len(targets),
-                flops=2 * computed * model.adapter_values(),
-                bytes=values * model.factor_bytes + model.adapter_values() * SINGLE,
-                precision=model.factor_precision,
-            )
-        )
-    return products
-
-
-def cache_bytes(model: Model) -> int:
-    """Bytes of the keys and values of a token."""
-    shape = model.shape
-    return 2 * shape.layers * shape.key_value_heads * shape.head_dim * model.value_bytes
-
-
-def cache_passes(shape: ModelShape) -> float:
-    """Passes over the cache in a decoding step: it is read, or read, copied for all heads, and read."""
-    groups = shape.heads // shape.key_value_heads
-    return 1 if groups == 1 else 1 + 2 * groups
+        factors = model.factor_products(model.lora, rows * tokens)
+        weights = model.shape.lora_values(model.lora) * SINGLE
+        products.append(replace(factors, bytes=factors.bytes + weights))
+    return Passes(products, model.weight_bytes + cache if cached else 0.0)

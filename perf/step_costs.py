@@ -6,7 +6,6 @@ rate is that of the step's matrix products and attention, against one large prod
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from perf.harness import (
     gemm_gigaflops,
     in_process,
     load_pairs,
+    peak_mb,
     prepare_process,
 )
 
@@ -181,12 +181,9 @@ def step_cost(accumulator: Accumulator, rows: int, device: str) -> dict[str, flo
             torch.cuda.synchronize()
         return time.perf_counter() - start, tokens
 
-    before = _resident_mb()
+    before = 0.0 if device.startswith("cuda") else peak_mb()
     measured = [step(accumulator) for _ in range(STEPS)]
-    if device.startswith("cuda"):
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        peak = _resident_mb() - before
+    peak = peak_mb(device) - before
     best = gemm_gigaflops(device)
     with flop_counter() as counter:  # it counts the operations of its own thread
         step(replace(accumulator, parts=1))
@@ -219,8 +216,3 @@ def _arm_logits(selector: Selector, arm: str, rows: Sequence[Sequence[int]]) -> 
         return cast("torch.Tensor", logits[torch.arange(len(last)), last][:, list(selector.choices)])
     base = cast("PreTrainedModel", selector.model.get_base_model())
     return choice_logits(base, ids, last, selector.choices)
-
-
-def _resident_mb() -> float:
-    """Largest resident set of this process so far (MB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

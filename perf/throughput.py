@@ -10,62 +10,36 @@ the fp32 adapter.
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from components.config import UserError
-from perf.harness import show
+from components.config import BackboneConfig, LoraConfig, UserError
+from components.models.memory import ModelShape
+from perf.harness import peak_mb, show
+from perf.products import read_configs
 
 if TYPE_CHECKING:
-    from torch.profiler import profile
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
     from components.models.adapters import AdapterSlot
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2-0.5b": {
-        "model_type": "qwen2",
-        "vocab_size": 151936,
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-    },
-    "gemma-2b": {
-        "model_type": "gemma",
-        "vocab_size": 256000,
-        "hidden_size": 2048,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 1,
-        "head_dim": 256,
-        "tie_word_embeddings": True,
-    },
-    "smollm2-135m": {
-        "model_type": "llama",
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "tie_word_embeddings": True,
-    },
+MODELS = {
+    "qwen2-0.5b": "Qwen/Qwen2-0.5B",
+    "gemma-2b": "google/gemma-2b",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
 }
-"""Published shapes of Qwen/Qwen2-0.5B, google/gemma-2b and HuggingFaceTB/SmolLM2-135M."""
+SHAPES = {name: read_configs()[model] for name, model in MODELS.items()}
+"""The published config.json of these models."""
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 """Dense bf16 FLOP/s as stated by the vendors, by a part of the device's name."""
 CHOICES = (0, 1)
 """Vocabulary ids of the two answers; the speed does not depend on them."""
+LORA = LoraConfig(dropout=0.0)
 WARM_UP = 3
 """Steps that are not timed."""
 LISTED_COSTS = 3
@@ -106,89 +80,57 @@ def show_throughput(
         print(json.dumps(figures))
 
 
-def random_model(shape: str, device: str, layers: int | None = None) -> PreTrainedModel:
-    """A frozen model of a published shape with random weights, in the project's dtype on the device."""
+def random_model(config: Mapping[str, Any], device: str) -> PreTrainedModel:
+    """A frozen model of a config.json with random weights, in the project's dtype on the device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from components.models.backbone import choose_dtype
 
-    values = dict(SHAPES[shape])
-    if layers is not None:
-        values["num_hidden_layers"] = layers
-    config = AutoConfig.for_model(**values, max_position_embeddings=8192)
     auto_model: Any = AutoModelForCausalLM
     with torch.device(device):
-        model = auto_model.from_config(config, dtype=choose_dtype("auto", device))
+        model = auto_model.from_config(
+            AutoConfig.for_model(**config, max_position_embeddings=8192), dtype=choose_dtype("auto", device)
+        )
     return cast("PreTrainedModel", model.requires_grad_(False).eval())
 
 
-def step_flops(config: PretrainedConfig, linear: int, adapter: int, step: Step) -> float:
+def step_flops(shape: ModelShape, lora: LoraConfig, step: Step) -> float:
     """FLOPs that a step needs, without recomputation (Chowdhery et al. 2022, appendix B).
 
-    They are the basis of the model FLOP utilization. A frozen matrix takes 2 FLOPs per weight and token
-    in the forward pass and 2 in the backward pass, because its own gradient is not needed; an adapter
-    takes 6. Attention takes 4 x width x length in the forward pass and twice that in the backward pass
-    for each token and layer; as is the custom, the masked half is counted. The two rows of the head
-    are left out.
-
-    Args:
-        config: of the backbone.
-        linear: weights of its linear layers without embeddings and head.
-        adapter: trained weights.
-        step: its rows and length.
+    They are the basis of the model FLOP utilization. As is the custom, attention's masked half is
+    counted, and so they are more than those of components.models.memory.step_flops. A frozen matrix
+    takes 2 FLOPs per weight and token in the forward pass and 2 in the backward pass, because its own
+    gradient is not needed; an adapter takes 6. The two rows of the head are left out.
     """
-    heads = int(config.num_attention_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    attention = 12.0 * config.num_hidden_layers * heads * head_dim * step.length
-    return float(step.rows * step.length * (4.0 * linear + 6.0 * adapter + attention))
-
-
-def count_linear_weights(model: PreTrainedModel) -> int:
-    """Weights of the linear layers of a backbone without its head."""
-    import torch
-
-    from components.models.head import output_embeddings
-
-    head = output_embeddings(model)
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear) and layer is not head]
-    return sum(layer.weight.numel() for layer in layers)
+    attention = 12 * shape.layers * shape.heads * shape.head_dim * step.length
+    per_token = 4 * shape.linear_values + 6 * shape.lora_values(lora) + attention
+    return float(step.rows * step.length * per_token)
 
 
 class TrainingStep:
-    """A step of selector training on random rows.
+    """A step of selector training on random rows."""
 
-    Attributes:
-        base: the frozen backbone.
-        slot: the trained adapter.
-        linear: weights of the backbone's linear layers.
-    """
-
-    def __init__(self, step: Step, device: str) -> None:
+    def __init__(self, config: Mapping[str, Any], step: Step, device: str) -> None:
         import torch
 
-        from components.config import LoraConfig, OptimizerConfig
+        from components.config import OptimizerConfig
         from components.learning.loop import build_optimizer
         from components.models.adapters import AdapterSlot, attach_lora
 
-        self.base = random_model(step.shape, device, step.layers)
-        self.linear = count_linear_weights(self.base)
-        model = attach_lora(self.base, LoraConfig(dropout=0.0))
-        self.slot: AdapterSlot = AdapterSlot(model)
-        self.slot.load(self.slot.initial_adapter(0))
+        self.base = random_model(config, device)
+        model = attach_lora(self.base, LORA)
+        self.on_cuda = device.startswith("cuda")
+        self._slot: AdapterSlot = AdapterSlot(model)
+        self._slot.load(self._slot.initial_adapter(0))
         model.to(device).train()
         self._device = device
-        self._optimizer = build_optimizer(self.slot.parameters, OptimizerConfig())
+        self._optimizer = build_optimizer(self._slot.parameters, OptimizerConfig())
         numbers = torch.Generator().manual_seed(0)
-        vocabulary = int(self.base.config.vocab_size)
-        self._ids = torch.randint(0, vocabulary, (step.rows, step.length), generator=numbers).to(device)
+        size = (step.rows, step.length)
+        self._ids = torch.randint(0, config["vocab_size"], size, generator=numbers).to(device)
         self._last = torch.full((step.rows,), step.length - 1, device=device)
         self._labels = torch.arange(step.rows, device=device) % 2
-
-    @cached_property
-    def on_cuda(self) -> bool:
-        """Whether the step runs on a GPU."""
-        return self._device.startswith("cuda")
 
     def run(self) -> float:
         """Train one step; gives its seconds."""
@@ -201,14 +143,14 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         logits = choice_logits(self.base, self._ids, self._last, CHOICES)
         torch.autograd.backward(selector_loss(logits, self._labels).mean())
-        torch.nn.utils.clip_grad_norm_(self.slot.parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(self._slot.parameters, 1.0)
         self._optimizer.step()
         if self.on_cuda:
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - start
 
-    def profile(self) -> dict[str, float]:
-        """The most expensive operations of a step, see largest_costs."""
+    def largest_costs(self) -> dict[str, float]:
+        """The operations (on a GPU: kernels) with the largest time of their own, as shares of all time."""
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
@@ -216,28 +158,15 @@ class TrainingStep:
             activities.append(ProfilerActivity.CUDA)
         with profile(activities=activities) as recorded:
             self.run()
-        return largest_costs(recorded, self.on_cuda)
-
-    def reset_peak_memory(self) -> None:
-        """Measure the peak of a GPU's memory from now on."""
-        import torch
-
+        events: list[Any] = list(recorded.key_averages())
+        key = "self_cpu_time_total"
         if self.on_cuda:
-            torch.cuda.reset_peak_memory_stats(self._device)
-
-    def peak_mb(self) -> float:
-        """Peak memory (MB) of the GPU, or of this process."""
-        import torch
-
-        if self.on_cuda:
-            return torch.cuda.max_memory_allocated(self._device) / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-    def device_name(self) -> str:
-        """Name of the device."""
-        import torch
-
-        return torch.cuda.get_device_name(self._device) if self.on_cuda else "CPU"
+            key = "self_device_time_total"
+            events = [event for event in events if event.device_type.name == "CUDA"]
+        times = {event.key: float(getattr(event, key)) for event in events}
+        total = sum(times.values())
+        largest = sorted(times, key=lambda name: times[name], reverse=True)[:LISTED_COSTS]
+        return {name: times[name] / total for name in largest}
 
 
 def measure(
@@ -260,21 +189,24 @@ def measure(
 
     from components.models.backbone import choose_devices
 
-    training = TrainingStep(step, device or choose_devices()[0])
+    config = SHAPES[step.shape]
+    if step.layers is not None:
+        config = config | {"num_hidden_layers": step.layers}
+    shape = ModelShape.from_config(config, BackboneConfig(name=step.shape))
+    device = device or choose_devices()[0]
+    training = TrainingStep(config, step, device)
     for _ in range(WARM_UP):
         training.run()
-    training.reset_peak_memory()
+    if training.on_cuda:
+        torch.cuda.reset_peak_memory_stats(device)
     seconds = statistics.median([training.run() for _ in range(steps)])
-    memory = training.peak_mb()
-    costs = training.profile()
-    config = training.base.config
-    adapter = sum(parameter.numel() for parameter in training.slot.parameters)
-    flops = step_flops(config, training.linear, adapter, step)
-    name = training.device_name()
+    memory = peak_mb(device)
+    flops = step_flops(shape, LORA, step)
+    name = torch.cuda.get_device_name(device) if training.on_cuda else "CPU"
     peak = peak_tflops * 1e12 if peak_tflops else peak_flops(name)
     return {
         "shape": step.shape,
-        "layers": int(config.num_hidden_layers),
+        "layers": shape.layers,
         "rows": step.rows,
         "length": step.length,
         "device": name,
@@ -288,22 +220,10 @@ def measure(
         "flops_per_s": flops / seconds,
         "utilization": flops / seconds / peak if peak else None,
         "peak_mb": memory,
-        "costs": costs,
+        "costs": training.largest_costs(),
     }
 
 
 def peak_flops(device_name: str) -> float | None:
     """Peak of a device by its name; None where it is not known."""
     return next((flops for part, flops in PEAKS.items() if part in device_name), None)
-
-
-def largest_costs(recorded: profile, on_cuda: bool) -> dict[str, float]:
-    """The operations (on a GPU: kernels) with the largest time of their own, as shares of all time."""
-    key = "self_device_time_total" if on_cuda else "self_cpu_time_total"
-    events: list[Any] = list(recorded.key_averages())
-    if on_cuda:
-        events = [event for event in events if event.device_type.name == "CUDA"]
-    times = {event.key: float(getattr(event, key)) for event in events}
-    total = sum(times.values())
-    largest = sorted(times, key=lambda name: times[name], reverse=True)[:LISTED_COSTS]
-    return {name: times[name] / total for name in largest}

@@ -145,6 +145,11 @@ class ModelShape:
             ("down_proj", inner, hidden),
         ]
 
+    @property
+    def linear_values(self) -> int:
+        """Values of the linear modules of all layers."""
+        return self.layers * sum(inputs * outputs for _, inputs, outputs in self.linears)
+
     def targets(self, lora: LoraConfig) -> list[tuple[str, int, int]]:
         """Those of `linears` that get an adapter."""
         if isinstance(lora.target_modules, str):
@@ -158,8 +163,8 @@ class ModelShape:
     def weight_bytes(self, precision: Precision) -> int:
         """Bytes of the frozen weights; biases and norms are left out."""
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2) + self.positions * self.hidden
-        linear = self.layers * sum(inputs * outputs for _, inputs, outputs in self.linears)
-        return embeddings * precision.bytes + linear * (1 if precision.is_8bit else precision.bytes)
+        linear_bytes = 1 if precision.is_8bit else precision.bytes
+        return embeddings * precision.bytes + self.linear_values * linear_bytes
 
 
 LLAMA_NAMES = {
@@ -213,7 +218,7 @@ def step_flops(shape: ModelShape, lora: LoraConfig, step: StepShape) -> int:
     one with LoRA's weights counts once more. Causal attention reads half of the positions.
     """
     tokens = step.rows * step.tokens
-    frozen = 2 * tokens * shape.layers * sum(inputs * outputs for _, inputs, outputs in shape.linears)
+    frozen = 2 * tokens * shape.linear_values
     attention = 2 * tokens * step.tokens * shape.layers * shape.heads * shape.head_dim
     logits = 2 * (step.logit_positions or step.rows) * shape.vocabulary * shape.hidden
     layers = frozen * (3 if step.checkpointing else 2) + attention * (4 if step.checkpointing else 3)

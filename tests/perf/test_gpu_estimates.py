@@ -9,25 +9,31 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from components.config import BackboneConfig, LoraConfig
-from components.estimates import training_stages
+from components.config import BackboneConfig, FrozenModel, LoraConfig
+from components.estimates import policy_model, training_stages
 from components.models import fused_lora
 from components.models.adapters import attach_lora
-from components.models.memory import ModelShape, StepShape, step_flops
+from components.models.memory import (
+    ForwardShape,
+    ModelShape,
+    Precision,
+    StepShape,
+    estimate_forward,
+    step_flops,
+)
 from components.models.selector_model import choice_logits
 from components.recipes import RECIPES, load_recipe
 from perf.__main__ import main
 from perf.gpu_estimates import (
     Data,
     PaperModels,
-    Sampling,
     estimates,
     paper_recipes,
-    read_configs,
+    sampling_passes,
     show_estimates,
     two_digits,
 )
-from perf.products import Gpu, Model, Products, count_layer_products, time_of, training_products
+from perf.products import Gpu, Model, Passes, Products, count_layer_products, read_configs, training_passes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "gpu-estimates.md"
 ALL_LINEAR = LoraConfig(target_modules="all-linear")
@@ -88,7 +94,7 @@ def test_of_the_1010_products_of_a_selectors_micro_batch_759_were_in_fp32_and_2_
 def test_the_operations_of_training_are_those_of_the_estimates(recipe):
     for stage in training_stages(load_recipe(recipe), prompts=10):
         model = PaperModels().model(stage.backbone, stage.lora)
-        flops = sum(each.flops for each in training_products(model, stage.step))
+        flops = training_passes(model, stage.step).flops
         expected = step_flops(model.shape, stage.lora, stage.step)
         if stage.step.one_position:
             expected -= 4 * stage.step.rows * (model.shape.vocabulary - 2) * model.shape.hidden
@@ -98,9 +104,7 @@ def test_the_operations_of_training_are_those_of_the_estimates(recipe):
 def test_a_backward_pass_for_each_objective_costs_what_one_costs():
     model = Model(shape_of("TinyLlama/TinyLlama-1.1B-Chat-v1.0"), ALL_LINEAR)
     step = StepShape(8, 640, logit_positions=1024)
-    none, one, three = (
-        sum(each.flops for each in training_products(model, step, backwards)) for backwards in (0, 1, 3)
-    )
+    none, one, three = (training_passes(model, step, backwards).flops for backwards in (0, 1, 3))
     assert three - one == 2 * (one - none) > 0
 
 
@@ -124,8 +128,8 @@ def test_products_take_the_time_of_what_bounds_them():
     assert Products(1, flops=200, bytes=10, precision="fp32").seconds(PLAIN) == {"fp32 products": 40.0}
     assert Products(1, flops=200, bytes=100).seconds(PLAIN) == {"bandwidth": 10.0}
     products = [Products(1, flops=200, bytes=10), Products(1, flops=50, bytes=20)]
-    assert time_of(products, PLAIN) == {"bf16 products": 4.0, "bandwidth": 2.0}
-    assert time_of([products[0].times(2), Products(40, 1, 1)], PLAIN) == {"launches": 10.5}
+    assert Passes(products).seconds(PLAIN) == {"bf16 products": 4.0, "bandwidth": 2.0}
+    assert Passes([products[0].times(2), Products(40, 1, 1)]).seconds(PLAIN) == {"launches": 10.5}
 
 
 # --- stages
@@ -156,23 +160,24 @@ def test_the_rounds_of_a_small_recipe_are_those_of_a_hand_computation():
     factors = 2 * tokens * 2 * (768 + 3072)
     logits = 2 * (8 * 2 * 16) * 50257 * 768
     one = 2 * layer + 3 * attention + 3 * factors + 2 * logits
-    (part,) = rounds.now
+    (passes,) = rounds.now
     assert rounds.rows == 8
-    assert sum(each.flops for each in part.products) == 2 * 3 * 4 * one
+    assert passes.flops == 2 * 3 * 4 * one
 
 
 def test_a_decoding_step_reads_the_weights_and_the_keys_and_values_of_all_rows():
     """4 prompts of 10 tokens with 2 completions of 4 in batches of 4: 8 steps at a mean context of 12."""
     model = Model(shape_of("distilbert/distilgpt2"))
-    prefill, decoding = Sampling(rows=4, prompts=4, count=2, prompt_tokens=10, new_tokens=4).parts(model)
+    writer = FrozenModel("policy", BackboneConfig(), rows=4, tokens=10, new_tokens=4)
+    prefill, decoding = sampling_passes(model, writer, prompts=4, count=2)
     weights = 2 * 6 * 12 * 768**2  # bytes
     cache = 4 * 12 * (2 * 6 * 768 * 2)
     assert decoding.decoding_bytes == 8 * (weights + cache)
     linear = 2 * 6 * 12 * 768**2
     logits = 2 * 50257 * 768
     attention = 4 * 6 * 768
-    assert sum(each.flops for each in decoding.products) == 8 * 4 * (linear + 12 * attention + logits)
-    assert sum(each.flops for each in prefill.products) == 4 * 10 * (linear + 5 * attention) + 4 * logits
+    assert decoding.flops == 8 * 4 * (linear + 12 * attention + logits)
+    assert prefill.flops == 4 * 10 * (linear + 5 * attention) + 4 * logits
 
 
 def test_trees_of_depth_3_have_14_thoughts_that_are_written_and_scored():
@@ -180,7 +185,7 @@ def test_trees_of_depth_3_have_14_thoughts_that_are_written_and_scored():
     evaluator = 2 * (by_name["scores of thoughts"].now[1].products[1].flops)  # of the head, level 1
     tokens = 2400 * 2 * 1024
     assert evaluator == 2 * tokens * 2 * 152064 * 5120
-    levels = [sum(each.flops for each in part.products) for part in by_name["thoughts"].now[1::2]]
+    levels = [passes.flops for passes in by_name["thoughts"].now[1::2]]
     assert levels[1:] == pytest.approx([2 * levels[0], 4 * levels[0]])
 
 
@@ -200,8 +205,8 @@ def test_frozen_rewards_in_fp32_use_tf32_where_their_section_does(setting, now):
     overrides = [f"rewards.{name}.{setting}" for name in ("helpful", "harmless")]
     recipe = load_recipe("multi-objective/hh", overrides)
     rewards = next(each for each in estimates(recipe, Data()) if each.name == "rewards")
-    assert {each.precision for part in rewards.now for each in part.products} == {now}
-    before = {each.precision for part in rewards.before for each in part.products}
+    assert {each.precision for passes in rewards.now for each in passes.products} == {now}
+    before = {each.precision for passes in rewards.before for each in passes.products}
     assert before == {"bf16" if now == "bf16" else "fp32"}
 
 
@@ -213,15 +218,15 @@ def test_stages_without_known_rows_are_left_out():
 @pytest.mark.parametrize("name", paper_recipes())
 def test_a_batch_of_completions_fits_80_gb_beside_the_weights(name):
     recipe = load_recipe(name)
-    policy = recipe.policy
-    assert policy.generation_batch_size > 16
-    model = PaperModels().model(policy.backbone, policy.lora)
-    new_tokens = policy.max_new_tokens
+    policy = policy_model(recipe)
+    assert policy.rows > 16
+    new_tokens = policy.new_tokens
     if recipe.evaluation.questions is not None:
         new_tokens = max(new_tokens, recipe.evaluation.questions.max_new_tokens)
-    sampling = Sampling(policy.generation_batch_size, 10**4, 1, policy.max_prompt_tokens, new_tokens)
-    head = 2 * 2 * model.shape.vocabulary * model.shape.hidden
-    assert model.weights() + head + sampling.memory(model) < 0.9 * 80e9
+    shape = PaperModels().model(policy.backbone, policy.lora).shape
+    forward = ForwardShape(policy.rows, policy.tokens, new_tokens)
+    precision = Precision.of(policy.backbone, on_cuda=True)
+    assert estimate_forward(shape, precision, forward, policy.lora).total < 0.9 * 80e9
 
 
 # --- the table

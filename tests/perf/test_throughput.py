@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from components.config import LoraConfig
+from components.config import BackboneConfig, LoraConfig
 from components.models.adapters import attach_lora
 from components.models.backbone import find_active_dropout
+from components.models.memory import ModelShape
 from perf import throughput
 from perf.__main__ import main
 from perf.harness import flop_counter
@@ -43,16 +44,16 @@ def unneeded_flops(model, tokens):
     return tokens * 2 * weights
 
 
-def test_the_flops_of_a_step_are_those_that_torch_counts(tiny):
-    model = throughput.random_model("tiny", "cpu")
+def test_the_flops_of_a_step_are_those_that_torch_counts():
+    model = throughput.random_model(TINY, "cpu")
     model.set_attn_implementation("eager")  # torch's counter sees its products
-    linear = throughput.count_linear_weights(model)
-    wrapped = attach_lora(model, LoraConfig(dropout=0.0))
+    lora = LoraConfig(dropout=0.0)
+    wrapped = attach_lora(model, lora)
     ids = torch.randint(0, 64, (2, 16))
     with flop_counter() as counter:
         wrapped.base_model.model.model(input_ids=ids).last_hidden_state.sum().backward()
-    adapter = sum(p.numel() for p in wrapped.parameters() if p.requires_grad)
-    expected = throughput.step_flops(model.config, linear, adapter, Step("tiny", 2, 16))
+    shape = ModelShape.from_config(TINY, BackboneConfig())
+    expected = throughput.step_flops(shape, lora, Step("tiny", 2, 16))
     assert counter.get_total_flops() == expected - unneeded_flops(model, 32)
 
 
@@ -98,7 +99,7 @@ def test_the_peak_of_a_device_is_known_by_its_name(name, peak):
     [("qwen2-0.5b", 494_032_768), ("gemma-2b", 2_506_172_416), ("smollm2-135m", 134_515_008)],
 )
 def test_the_shapes_have_the_published_numbers_of_parameters(shape, parameters):
-    model = throughput.random_model(shape, "meta")
+    model = throughput.random_model(throughput.SHAPES[shape], "meta")
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert find_active_dropout(model) == []
 
