@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from dataclasses import dataclass
-from itertools import count
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from infra.servers import prefect_api
 from perf.harness import Ratios, alternate, compare
@@ -17,66 +19,63 @@ if TYPE_CHECKING:
 
     from components.config import Recipe
     from components.federation.commits import Commits
-    from components.federation.protocol import Federation
-    from components.models.store import Adapter
+    from components.federation.protocol import Federation, ServerState
     from components.results import StepRecord
-    from tasks.tracking.federate import FederationLog
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds that are timed."""
+def call_in_flow(recipe: Recipe, folder: Path, measure: Callable[[str], T]) -> T:
+    """Call a function in a Prefect flow, with the id of a new MLflow run for the rounds of a recipe.
 
-    recipe: Recipe
-    federation: Federation
-    initial: Adapter  # that all clients start from
-    pairs: Path  # the prepared pairs
-    folder: Path  # where each run has a folder
+    The caller has an API of Prefect before, so that a server which starts does not slow what is timed.
+    """
+    from flows.api import pipeline_flow
+    from tasks.devices import task_runner
+    from tasks.flow_runs import current_flow_run
+    from tasks.runs import create_run
+    from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
 
-    def open_commits(self, name: str) -> Commits:
-        """The commits of a new run."""
-        from components.federation.commits import Commits
+    @pipeline_flow("measured-rounds")
+    def measured_rounds() -> T:
+        run = create_run(recipe, folder / "run")
+        open_run_tracking(run, recipe, current_flow_run())
+        with ending(run), phase_tracking(run, recipe.tracking, "federate") as child:
+            return measure(child)
 
-        commits = Commits(self.folder / name, "benchmark")
-        commits.store.put(self.initial)
-        return commits
+    measured_rounds.task_runner = task_runner(recipe.runtime)  # with_options would give a plain Flow
+    return measured_rounds()
 
-    def run_flow(self, name: str, run_id: str) -> dict[str, float]:
-        """Run the rounds as the flow does, logged to an MLflow run; gives the median work of a client."""
-        from components.federation.clients.context import ClientContexts
-        from components.federation.method import method_of
-        from components.federation.protocol import ServerState
-        from components.federation.rounds import run_rounds
-        from tasks.prefect_transport import PrefectTransport
-        from tasks.tracking.federate import log_steps
 
-        commits = self.open_commits(name)
-        target = self._log(run_id, commits)
-        records: list[StepRecord] = []
+def run_through_flow(
+    recipe: Recipe, federation: Federation, pairs: Path, commits: Commits, run_id: str
+) -> list[tuple[StepRecord, float]]:
+    """Run the rounds inside a flow: Prefect's tasks, commits, and logging to an MLflow run.
 
-        def after_step(state: ServerState[Any], record: StepRecord) -> None:
-            records.append(record)
-            log_steps(target, records, len(records) - 1)
+    Returns:
+        the record of each round, and its seconds from the plan to the commit and the logging.
+    """
+    from components.federation.clients.context import ClientContexts
+    from components.federation.method import method_of
+    from components.federation.rounds import run_rounds
+    from tasks.prefect_transport import PrefectTransport
+    from tasks.tracking.federate import FederationLog, log_steps
 
-        method = method_of(self.recipe.federation)
-        state = method.start(self.federation, self.recipe.seed)
-        transport = PrefectTransport(self.recipe, ClientContexts(commits.store, self.pairs))
-        run_rounds(method, state, transport, commits, self.recipe.federation, after_step)
-        work = [client.metrics.scalars["seconds"] for record in records for client in record.clients.values()]
-        return {"seconds of a client's work": statistics.median(work)}
+    log = FederationLog(run_id, run_id, recipe, commits.store, {})
+    records: list[StepRecord] = []
+    method = method_of(recipe.federation)
+    state = method.start(federation, recipe.seed)
+    times = [time.perf_counter()]
 
-    def _log(self, run_id: str, commits: Commits) -> FederationLog:
-        from tasks.tracking.federate import FederationLog
+    def after_step(state: ServerState[Any], record: StepRecord) -> None:
+        records.append(record)
+        log_steps(log, records, len(records) - 1)
+        times.append(time.perf_counter())
 
-        return FederationLog(run_id, run_id, self.recipe, commits.store, {})
-
-    def run_loop(self, name: str) -> None:
-        """Run the rounds without Prefect and MLflow."""
-        from components.federation.rounds import run_federation
-        from tasks.devices import POOL
-
-        with POOL.borrow_trainer(self.recipe) as trainer:
-            run_federation(self.recipe, self.federation, self.pairs, self.open_commits(name), trainer)
+    transport = PrefectTransport(recipe, ClientContexts(commits.store, pairs))
+    run_rounds(method, state, transport, commits, recipe.federation, after_step)
+    seconds = [end - start for start, end in pairwise(times)]
+    return list(zip(records, seconds, strict=True))
 
 
 def compare_orchestration(recipe_name: str, repeats: int) -> Ratios:
@@ -87,60 +86,44 @@ def compare_orchestration(recipe_name: str, repeats: int) -> Ratios:
     Returns:
         the time of the loop over that of the flow.
     """
+    from components.data.prepare import prepare
     from components.recipes import load_recipe
 
     recipe = load_recipe(recipe_name, ["federation.rounds=1", "tracking.experiment=benchmark"])
     with prefect_api(), tempfile.TemporaryDirectory() as scratch:
-        frame = _measure(recipe, Path(scratch), repeats)
+        folder = Path(scratch)
+        prepare(recipe.data, recipe.seed, folder / "prepared")
+        frame = call_in_flow(recipe, folder, partial(_time_rounds, recipe, folder, repeats))
     title = f"A round of {recipe.federation.clients_per_round} clients of {recipe_name}"
     return compare(title, frame, {"orchestration/flow_against_bare_loop": ("loop", "flow")})
 
 
-def _measure(recipe: Recipe, folder: Path, repeats: int) -> pd.DataFrame:
-    """Times of the rounds, measured inside a Prefect flow."""
-    from prefect import flow
-    from prefect.events.worker import EventsWorker
-    from prefect.logging.handlers import APILogWorker
-
-    from components.data.prepare import prepare
-    from tasks.devices import task_runner
-
-    prepare(recipe.data, recipe.seed, folder / "prepared")
-
-    @flow(name="orchestration-costs", persist_result=False)
-    def measure() -> pd.DataFrame:
-        return _time_rounds(recipe, folder, repeats)
-
-    times = measure.with_options(task_runner=task_runner(recipe.runtime))()
-    APILogWorker.drain_all(timeout=10)
-    EventsWorker.drain_all(timeout=10)
-    return times
-
-
-def _time_rounds(recipe: Recipe, folder: Path, repeats: int) -> pd.DataFrame:
-    from tasks.flow_runs import current_flow_run
-    from tasks.runs import create_run
-    from tasks.tracking.run_tree import ending, open_run_tracking, phase_tracking
-
-    run = create_run(recipe, folder / "run")
-    open_run_tracking(run, recipe, current_flow_run())
-    rounds = _form(recipe, folder)
-    numbers = count()
-    with ending(run), phase_tracking(run, recipe.tracking, "federate") as child:
-        calls = {
-            "loop": lambda: rounds.run_loop(f"loop-{next(numbers)}"),
-            "flow": lambda: rounds.run_flow(f"flow-{next(numbers)}", child),
-        }
-        return alternate(calls, repeats)
-
-
-def _form(recipe: Recipe, folder: Path) -> Rounds:
-    """The rounds of a recipe on prepared data; the model is loaded by this."""
+def _time_rounds(recipe: Recipe, folder: Path, repeats: int, run_id: str) -> pd.DataFrame:
     from components.federation.commits import Commits
+    from components.federation.rounds import run_federation
+    from tasks.devices import POOL
     from tasks.federation import form_federation
     from tasks.runs import Run
 
-    commits = Commits(folder / "initial", "benchmark")
-    federation = form_federation(Run("prepared", folder), recipe, commits)
-    initial = commits.store.get(federation.initial)
-    return Rounds(recipe, federation, initial, folder / "prepared" / "pairs.parquet", folder)
+    first = Commits(folder / "initial", "benchmark")
+    federation = form_federation(Run("prepared", folder), recipe, first)  # loads the model
+    initial = first.store.get(federation.initial)
+    pairs = folder / "prepared" / "pairs.parquet"
+    numbers = count()
+
+    def open_commits() -> Commits:
+        commits = Commits(folder / f"rounds-{next(numbers)}", "benchmark")
+        commits.store.put(initial)
+        return commits
+
+    def loop() -> None:
+        with POOL.borrow_trainer(recipe) as trainer:
+            run_federation(recipe, federation, pairs, open_commits(), trainer)
+
+    def flow() -> dict[str, float]:
+        rounds = run_through_flow(recipe, federation, pairs, open_commits(), run_id)
+        clients = [client for record, _ in rounds for client in record.clients.values()]
+        work = [client.metrics.scalars["seconds"] for client in clients]
+        return {"seconds of a client's work": statistics.median(work)}
+
+    return alternate({"loop": loop, "flow": flow}, repeats)

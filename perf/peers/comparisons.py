@@ -14,24 +14,26 @@ round or client are not timed. The recipe's dropout is switched off, and the pro
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from components.config import Recipe, UserError
+from components.environment import available_cores
 from perf.harness import Ratios, compare, in_process, last_line
 from perf.peers.environment import SCRIPTS, peer_variables, peers_python
 from perf.peers.exchange import load_peer_recipe, prepared_folder, write_exchange
-from perf.peers.own import time_clients, time_rounds
+from perf.peers.own import Work, time_clients, time_rounds
 from perf.peers.runs import OURS, Program, alternate
 
-FLOWER = "flower"
-TUNED = "flower-tuned"
-TRL = "trl"
+if TYPE_CHECKING:
+    import pandas as pd
+
 CLIENTS = 3
 """Clients of FedDPO in a run; the first one is not timed."""
 FEDDPO = ("federation.method=feddpo", "federation.batch_size=1", "federation.optimizer.lr=2e-4")
 """Overrides of a recipe with another method, those of the benchmark `summarization`."""
-RUN_FLOWER = "import flower_app; flower_app.main()"
 
 
 def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: int = 1) -> Ratios:
@@ -52,13 +54,10 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
             peers cannot be installed, or one of them fails.
         AssertionError: a peer does other work.
     """
-    from components.data.prepare import prepare
-    from components.environment import available_cores
-
-    if clients_at_once > available_cores():
+    cores = available_cores()
+    if clients_at_once > cores:
         raise UserError(
-            f"{clients_at_once} clients cannot train at once on {available_cores()} cores: choose at most one"
-            " per core."
+            f"{clients_at_once} clients cannot train at once on {cores} cores: choose at most one per core."
         )
     overrides = [f"federation.rounds={rounds + 1}", f"runtime.cpu_workers={clients_at_once}"]
     recipe = load_peer_recipe(name, overrides)
@@ -67,30 +66,14 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
             f"federation.method of the recipe '{name}' is '{recipe.federation.method}', but the"
             " Flower app trains the selector of fedbis: choose a recipe such as summarization/demo."
         )
-    python = peers_python()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        prepare(recipe.data, recipe.seed, prepared_folder(folder))
-        write_exchange(recipe, folder)
-        programs: dict[str, Program] = {
-            OURS: partial(in_process, time_rounds, folder),
-            FLOWER: _flower_program(python, folder, clients_at_once),
-            TUNED: _flower_program(python, folder, clients_at_once, "--tuned"),
-        }
-        frame = alternate(programs, repeats)
-    clients = recipe.federation.clients_per_round
-    title = f"A round of {clients} clients, {clients_at_once} at a time"
+    command = [str(peers_python()), "-c", "import flower_app; flower_app.main()"]
+    command += ["--cores", str(cores), "--clients-at-once", str(clients_at_once)]
+    peers = {"flower": command, "flower-tuned": [*command, "--tuned"]}
+    frame = _alternate(recipe, repeats, time_rounds, peers)
+    title = f"A round of {recipe.federation.clients_per_round} clients, {clients_at_once} at a time"
     ratio = f"peers/round_with_{clients_at_once}_at_once_against"
-    pairs = {f"{ratio}_{peer.replace('-', '_')}": (peer, OURS) for peer in (FLOWER, TUNED)}
+    pairs = {f"{ratio}_{peer.replace('-', '_')}": (peer, OURS) for peer in peers}
     return compare(f"{title} ({_describe(name, recipe)})", frame, pairs)
-
-
-def _flower_program(python: Path, folder: Path, clients_at_once: int, *arguments: str) -> Program:
-    from components.environment import available_cores
-
-    command = [str(python), "-c", RUN_FLOWER, str(folder), "--cores", str(available_cores())]
-    command += ["--clients-at-once", str(clients_at_once), *arguments]
-    return partial(last_line, "flower", command, peer_variables(), folder)
 
 
 def compare_trl(name: str, repeats: int) -> Ratios:
@@ -107,23 +90,11 @@ def compare_trl(name: str, repeats: int) -> Ratios:
         UserError: the recipe cannot be compared, the peers cannot be installed, or one of them fails.
         AssertionError: TRL does other work.
     """
-    from components.data.prepare import prepare
-    from components.environment import available_cores
-
     recipe = load_feddpo_recipe(name)
-    python = peers_python()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        prepare(recipe.data, recipe.seed, prepared_folder(folder))
-        write_exchange(recipe, folder, CLIENTS)
-        threads = str(recipe.runtime.torch_threads or available_cores())
-        command = [str(python), str(SCRIPTS / "trl_client.py"), str(folder), "--threads", threads]
-        programs: dict[str, Program] = {
-            OURS: partial(in_process, time_clients, folder),
-            TRL: partial(last_line, TRL, command, peer_variables(), folder),
-        }
-        frame = alternate(programs, repeats)
-    pairs = {"peers/client_against_trl": (TRL, OURS)}
+    threads = str(recipe.runtime.torch_threads or available_cores())
+    command = [str(peers_python()), str(SCRIPTS / "trl_client.py"), "--threads", threads]
+    frame = _alternate(recipe, repeats, time_clients, {"trl": command}, CLIENTS)
+    pairs = {"peers/client_against_trl": ("trl", OURS)}
     return compare(f"A client, one at a time ({_describe(name, recipe)})", frame, pairs)
 
 
@@ -144,9 +115,35 @@ def load_feddpo_recipe(name: str) -> Recipe:
     return recipe
 
 
-def _describe(name: str, recipe: Recipe) -> str:
-    from components.environment import available_cores
+def _alternate(
+    recipe: Recipe,
+    repeats: int,
+    ours: Callable[[str], list[Work]],
+    peers: Mapping[str, Sequence[str]],
+    clients: int | None = None,
+) -> pd.DataFrame:
+    """Run the project and peers in turn on the same work.
 
+    Args:
+        recipe: whose rounds are the work.
+        repeats: runs of each program.
+        ours: does the work of an exchange folder.
+        peers: commands by name, to which the exchange folder is appended.
+        clients: see write_exchange.
+    """
+    from components.data.prepare import prepare
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        prepare(recipe.data, recipe.seed, prepared_folder(folder))
+        write_exchange(recipe, folder, clients)
+        programs: dict[str, Program] = {OURS: partial(in_process, ours, folder)}
+        for name, command in peers.items():
+            programs[name] = partial(last_line, name, [*command, str(folder)], peer_variables(), folder)
+        return alternate(programs, repeats)
+
+
+def _describe(name: str, recipe: Recipe) -> str:
     federation = recipe.federation
     return (
         f"{name}: {federation.method}, {federation.local_steps} steps of {federation.batch_size} rows;"

@@ -1,16 +1,25 @@
 """The work that is compared, as a folder that the project and the peers read.
 
 It holds the recipe and its prepared data, which only the project reads, and for the peers
-`exchange.json` (see Exchange) and `adapter.safetensors`, the adapter that all clients start from,
-under PEFT's names. Token ids are written rather than texts, so that all train on equal rows; the
-peers save the time of tokenizing.
+`adapter.safetensors`, the adapter that all clients start from, under PEFT's names, and `exchange.json`:
+
+    model       path of the backbone, number of its first layers that are used, arguments of
+                peft.LoraConfig, pad_token_id, and choices: vocabulary ids of a selector's answers
+    optimizer   of AdamW with a constant rate: lr, betas, decoupled weight_decay, and clip, the largest norm
+                of the gradient (null does not clip)
+    beta        of DPO; null for a selector
+    clients     by name: rows, token ids of comparisons, or of a policy triples (prompt, chosen,
+                rejected); labels, of a selector the better completion of each row, 0 or 1
+    rounds      of each the jobs: client, and minibatches, indices of its rows by optimizer step
+
+Token ids are written rather than texts, so that all train on equal rows; the peers save the time of
+tokenizing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +29,11 @@ from components.io import write_atomically
 if TYPE_CHECKING:
     from components.data.records import PairRow
     from components.federation.protocol import Federation, TrainJob
+    from components.models.adapters import AdapterSlot
     from components.models.store import Adapter, AdapterStore
+
+    ClientRows = dict[str, list[Any]]
+    Opened = tuple[dict[str, Any], AdapterSlot, Callable[[Sequence[PairRow]], ClientRows]]
 
 OVERRIDES = (
     "runtime.devices=[cpu]",
@@ -30,54 +43,6 @@ OVERRIDES = (
     "tracking.experiment=benchmark",
 )
 """Of the recipe: the peers run on the CPU, and draw other random numbers for dropout."""
-
-
-@dataclass(frozen=True)
-class PeerModel:
-    """The trained model."""
-
-    path: str  # folder of the backbone
-    layers: int  # number of its first layers that are used
-    lora: dict[str, float | str | list[str]]  # arguments of peft.LoraConfig
-    pad_token_id: int
-    choices: tuple[int, ...] = ()  # vocabulary ids of a selector's answers; empty for a policy
-
-
-@dataclass(frozen=True)
-class PeerOptimizer:
-    """AdamW with a constant rate."""
-
-    lr: float
-    betas: tuple[float, ...]
-    weight_decay: float  # decoupled
-    clip: float | None  # largest norm of the gradient; None does not clip
-
-
-@dataclass(frozen=True)
-class ClientRows:
-    """A client's rows."""
-
-    rows: list[Any]  # token ids of comparisons; of a policy, triples (prompt, chosen, rejected)
-    labels: list[int]  # of a selector, 0 or 1 by row, the better completion; empty for a policy
-
-
-@dataclass(frozen=True)
-class PeerJob:
-    """A client's work in a round."""
-
-    client: str
-    minibatches: list[list[int]]  # indices of its rows, by optimizer step
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """The content of exchange.json."""
-
-    model: PeerModel
-    optimizer: PeerOptimizer
-    beta: float | None  # of DPO; None for a selector
-    clients: dict[str, ClientRows]  # that work, by name
-    rounds: list[list[PeerJob]]
 
 
 def load_peer_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -100,28 +65,17 @@ def load_peer_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     return recipe
 
 
-@dataclass(frozen=True)
-class TrainedModel:
-    """The model that the clients train, as the project opens it."""
-
-    description: PeerModel
-    initial: Adapter  # that all clients start from
-    encode: Callable[[Sequence[PairRow]], ClientRows]
-
-
-def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> Exchange:
+def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> None:
     """Write the work of a recipe's rounds.
 
     Args:
         recipe: of load_peer_recipe, with the method fedbis or feddpo.
         folder: with the recipe's prepared data, see prepared_folder.
         clients: largest number of jobs of a round; None writes all.
-
-    Returns:
-        what the peers read.
     """
     from safetensors.torch import save_file
 
+    from components.data.records import read_rows
     from components.federation.method import method_of
     from components.models.store import AdapterStore
     from components.recipes import dump_recipe
@@ -129,22 +83,27 @@ def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> 
     write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())
     method = method_of(recipe.federation)
     open_model = _open_selector if method.trained_model == "selector" else _open_policy
-    model = open_model(recipe)
-    save_file(_changed(model.initial), folder / "adapter.safetensors")
+    model, slot, encode = open_model(recipe)
+    save_file(_changed(slot.initial_adapter(recipe.seed)), folder / "adapter.safetensors")
     store = AdapterStore(folder / "plan" / "adapters")
     jobs = [step[:clients] for step in plan_rounds(recipe, open_federation(recipe, folder, store), store)]
+    names = sorted({job.client for step in jobs for job in step})
+    rows = {name: encode(read_rows(pairs_file(folder), name, "train")) for name in names}
     objective = method.local_objective
-    exchange = Exchange(
-        model=model.description,
-        optimizer=_describe_optimizer(recipe),
-        beta=objective.beta if isinstance(objective, DpoObjective) else None,
-        clients=_encode_clients(folder, model, {job.client for step in jobs for job in step}),
-        rounds=[],
-    )
-    rounds = [[_describe_job(recipe, job, exchange.clients[job.client]) for job in step] for step in jobs]
-    exchange = replace(exchange, rounds=rounds)
-    write_atomically(folder / "exchange.json", json.dumps(asdict(exchange)).encode())
-    return exchange
+    exchange = {
+        "model": model,
+        "optimizer": recipe.federation.optimizer.model_dump(include={"lr", "betas", "weight_decay", "clip"}),
+        "beta": objective.beta if isinstance(objective, DpoObjective) else None,
+        "clients": rows,
+        "rounds": [
+            [
+                {"client": job.client, "minibatches": _minibatches(recipe, job, rows[job.client])}
+                for job in step
+            ]
+            for step in jobs
+        ],
+    }
+    write_atomically(folder / "exchange.json", json.dumps(exchange).encode())
 
 
 def prepared_folder(folder: Path) -> Path:
@@ -194,7 +153,7 @@ def _changed(adapter: Adapter) -> Adapter:
     }
 
 
-def _open_selector(recipe: Recipe) -> TrainedModel:
+def _open_selector(recipe: Recipe) -> Opened:
     from components.learning.selector_training import build_labeled_comparisons
     from components.models.selector_model import Selector
 
@@ -202,60 +161,52 @@ def _open_selector(recipe: Recipe) -> TrainedModel:
 
     def encode(pairs: Sequence[PairRow]) -> ClientRows:
         comparisons, labels = build_labeled_comparisons(pairs)
-        return ClientRows([selector.encode(comparison) for comparison in comparisons], labels.tolist())
+        return {
+            "rows": [selector.encode(comparison) for comparison in comparisons],
+            "labels": labels.tolist(),
+        }
 
-    description = _describe_model(selector.model, selector.tokenizer, recipe.selector)
-    initial = selector.slot.initial_adapter(recipe.seed)
-    return TrainedModel(replace(description, choices=selector.choices), initial, encode)
+    model = _describe_model(selector.model, selector.tokenizer, recipe.selector, selector.choices)
+    return model, selector.slot, encode
 
 
-def _open_policy(recipe: Recipe) -> TrainedModel:
+def _open_policy(recipe: Recipe) -> Opened:
     from components.models.resident import ResidentPolicy
 
     resident = ResidentPolicy(recipe.policy, "cpu")
 
     def encode(pairs: Sequence[PairRow]) -> ClientRows:
-        return ClientRows([resident.encode_pair(pair) for pair in pairs], [])
+        return {"rows": [resident.encode_pair(pair) for pair in pairs], "labels": []}
 
-    description = _describe_model(resident.model, resident.policy.tokenizer, recipe.policy)
-    return TrainedModel(description, resident.slot.initial_adapter(recipe.seed), encode)
+    model = _describe_model(resident.model, resident.policy.tokenizer, recipe.policy)
+    return model, resident.slot, encode
 
 
-def _describe_model(model: Any, tokenizer: Any, section: SelectorConfig | PolicyConfig) -> PeerModel:
+def _describe_model(
+    model: Any, tokenizer: Any, section: SelectorConfig | PolicyConfig, choices: Sequence[int] = ()
+) -> dict[str, Any]:
     from components.models.backbone import fetch_backbone
 
     lora = section.lora
-    return PeerModel(
-        path=fetch_backbone(section.backbone.name),
-        layers=model.config.num_hidden_layers,
-        lora={
+    return {
+        "path": fetch_backbone(section.backbone.name),
+        "layers": model.config.num_hidden_layers,
+        "lora": {
             "r": lora.r,
             "lora_alpha": lora.alpha,
             "lora_dropout": lora.dropout,
             "target_modules": lora.target_modules,
         },
-        pad_token_id=tokenizer.pad_token_id,
-    )
+        "pad_token_id": tokenizer.pad_token_id,
+        "choices": choices,
+    }
 
 
-def _describe_optimizer(recipe: Recipe) -> PeerOptimizer:
-    optimizer = recipe.federation.optimizer
-    return PeerOptimizer(optimizer.lr, tuple(optimizer.betas), optimizer.weight_decay, optimizer.clip)
-
-
-def _encode_clients(folder: Path, model: TrainedModel, names: Iterable[str]) -> dict[str, ClientRows]:
-    from components.data.records import read_rows
-
-    return {name: model.encode(read_rows(pairs_file(folder), name, "train")) for name in sorted(names)}
-
-
-def _describe_job(recipe: Recipe, job: TrainJob, client: ClientRows) -> PeerJob:
-    """The job with the minibatches that the project draws for it."""
+def _minibatches(recipe: Recipe, job: TrainJob, client: ClientRows) -> list[list[int]]:
+    """The minibatches that the project draws for a job."""
     from components.learning.loop import draw_minibatches
 
     config = recipe.federation
-    rows = len(client.rows)
-    pairs = rows // 2 if client.labels else rows
-    steps = config.local_steps_for(pairs)
-    minibatches = draw_minibatches(rows, config.batch_size, steps, job.seed)
-    return PeerJob(job.client, [indices.tolist() for indices in minibatches])
+    rows = len(client["rows"])
+    steps = config.local_steps_for(rows // 2 if client["labels"] else rows)
+    return [indices.tolist() for indices in draw_minibatches(rows, config.batch_size, steps, job.seed)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from components.config import UserError
 from perf import harness
@@ -19,8 +21,7 @@ TOLERANCE = 1e-3
 """Largest difference between first losses of the same work (nats)."""
 
 
-@dataclass(frozen=True)
-class TimedWork:
+class TimedWork(BaseModel):
     """A round, or the work of one client."""
 
     seconds: float  # wall time
@@ -38,13 +39,9 @@ def parse_work(name: str, items: Any) -> list[TimedWork]:
         UserError: it has another form.
     """
     try:
-        work = []
-        for item in items:
-            losses = {client: (first, last) for client, (first, last) in item["losses"].items()}
-            work.append(TimedWork(float(item["seconds"]), losses))
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return TypeAdapter(list[TimedWork]).validate_python(items)
+    except ValidationError:
         raise UserError(f"{name} could not be measured: its last line is not the JSON of its times") from None
-    return work
 
 
 def alternate(programs: Mapping[str, Program], repeats: int) -> pd.DataFrame:
@@ -71,9 +68,8 @@ def alternate(programs: Mapping[str, Program], repeats: int) -> pd.DataFrame:
     ours = frame[frame["name"] == OURS].set_index("repeat")["work"]
     for row in frame.itertuples():
         require_equal_work(row.name, ours[row.repeat], row.work)
-    differences = [largest_difference(ours[row.repeat], row.work) for row in frame.itertuples()]
     columns = ["loss difference, first steps", "loss difference, last steps"]
-    frame[columns] = differences
+    frame[columns] = [largest_difference(ours[row.repeat], row.work) for row in frame.itertuples()]
     return frame.drop(columns="work")
 
 
@@ -81,11 +77,6 @@ def require_equal_work(name: str, ours: Sequence[TimedWork], peers: Sequence[Tim
     """Require the same clients, and equal losses in their first steps.
 
     The last steps are not judged, because differences of rounding grow with each step.
-
-    Args:
-        name: of the peer.
-        ours: work of the project.
-        peers: work of the peer.
 
     Raises:
         AssertionError: clients differ, or a loss differs by more than TOLERANCE.
@@ -102,10 +93,9 @@ def require_equal_work(name: str, ours: Sequence[TimedWork], peers: Sequence[Tim
 
 def largest_difference(ours: Sequence[TimedWork], peers: Sequence[TimedWork]) -> tuple[float, float]:
     """Largest difference between losses of the same clients, in first and in last steps (nats)."""
-    first = []
-    last = []
+    differences = []
     for own_part, peer_part in zip(ours, peers, strict=True):
         for client, losses in own_part.losses.items():
-            first.append(abs(losses[0] - peer_part.losses[client][0]))
-            last.append(abs(losses[1] - peer_part.losses[client][1]))
-    return max(first), max(last)
+            differences.append(np.abs(np.subtract(losses, peer_part.losses[client])))
+    first, last = np.max(differences, axis=0).tolist()
+    return first, last

@@ -219,14 +219,14 @@ def test_a_peer_that_does_other_work_in_a_repeat_is_an_error():
 
 @pytest.mark.parametrize("peer", [{"ada": (0.702, 0.6)}, {"ada": (float("nan"), 0.6)}, {"bea": (0.7, 0.6)}])
 def test_other_work_of_a_peer_is_an_error(peer):
-    ours = [TimedWork(1.0, {"ada": (0.7, 0.6)})]
-    runs.require_equal_work("trl", ours, [TimedWork(2.0, {"ada": (0.7005, 0.9)})])
+    ours = [TimedWork(seconds=1.0, losses={"ada": (0.7, 0.6)})]
+    runs.require_equal_work("trl", ours, [TimedWork(seconds=2.0, losses={"ada": (0.7005, 0.9)})])
     with pytest.raises(AssertionError, match="trl must"):
-        runs.require_equal_work("trl", ours, [TimedWork(2.0, peer)])
+        runs.require_equal_work("trl", ours, [TimedWork(seconds=2.0, losses=peer)])
 
 
 def test_the_json_of_a_program_is_its_work():
-    assert runs.parse_work("trl", [work_of(1.5)]) == [TimedWork(1.5, {"ada": (0.7, 0.6)})]
+    assert runs.parse_work("trl", [work_of(1.5)]) == [TimedWork(seconds=1.5, losses={"ada": (0.7, 0.6)})]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_recipe_of_another_method_is_refused_for_flower():
 
 
 def test_more_clients_at_once_than_cores_are_refused(monkeypatch):
-    monkeypatch.setattr("components.environment.available_cores", lambda: 2)
+    monkeypatch.setattr(comparisons, "available_cores", lambda: 2)
     with pytest.raises(UserError, match="3 clients cannot train at once on 2 cores"):
         comparisons.compare_flower("debug", 1, clients_at_once=3)
 
