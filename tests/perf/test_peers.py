@@ -111,6 +111,23 @@ def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
     assert all(part.seconds > 0 for part in [*ours, *work])
 
 
+@pytest.mark.slow
+def test_rounds_through_the_flow_have_the_losses_of_clients_one_after_the_other(
+    selector_folder, new_workplace, monkeypatch
+):
+    place = new_workplace("peers")
+    monkeypatch.setenv("PREFECT_API_URL", place.prefect_url)
+    work, _ = place.call(lambda: own.time_rounds(str(selector_folder)))
+    rounds = runs.parse_work("ours", work)
+    assert len(rounds) == 2
+    assert all(part.seconds > 0 for part in rounds)
+    clients = runs.parse_work("ours", own.time_clients(str(selector_folder)))
+    losses = {name: losses for part in clients for name, losses in part.losses.items()}
+    assert rounds[0].losses.keys() == losses.keys()
+    for name, expected in losses.items():
+        assert rounds[0].losses[name] == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed here")
 @pytest.mark.parametrize("tuned", [False, True])
 def test_a_client_of_the_flower_app_has_the_losses_of_the_project(selector_folder, tuned):
