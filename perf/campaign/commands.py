@@ -232,7 +232,7 @@ def locked(home: Path) -> Iterator[IO[str]]:
         except BlockingIOError:
             raise CampaignError(
                 f"process {owner(home)} works on the campaign in {home}: wait for it, or end it by"
-                " `kill -- -ID` first"
+                " `kill ID` first"
             ) from None
         file.truncate(0)
         file.write(str(os.getpid()))
