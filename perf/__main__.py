@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from components.config import UserError
-from components.environment import configure_libraries
+from flows.process import exit_status
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a wrong input gives one sentence, and the exit status 2."""
-    configure_libraries()  # before the first heavy import
-    from perf.commands import app
 
-    try:
+    def call() -> int:
+        from perf.commands import app  # after exit_status has set the variables of libraries
+
         app(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        return 0
+
+    raise SystemExit(exit_status(call))
 
 
 if __name__ == "__main__":

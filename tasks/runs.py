@@ -364,14 +364,16 @@ def is_stop(error: BaseException) -> bool:
     """Whether an exception stops a run, in place of a failure.
 
     SIGTERM raises TerminationSignal wherever Prefect is. Where Prefect handles it by code that fails for that
-    reason, it is the context of an ordinary exception.
+    reason, it is the context or the cause of an ordinary exception.
     """
     from prefect.exceptions import TerminationSignal
 
-    context = error.__context__
-    while context is not None and not isinstance(context, TerminationSignal):
-        context = context.__context__
-    return context is not None or not isinstance(error, Exception)
+    related: list[BaseException] = [error]
+    for each in related:
+        causes = (each.__cause__, each.__context__)
+        related += [one for one in causes if one is not None and one not in related]
+    is_signal = any(isinstance(one, TerminationSignal) for one in related)
+    return is_signal or not isinstance(error, Exception)
 
 
 def git_commit() -> str:

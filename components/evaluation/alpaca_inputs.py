@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -14,7 +15,6 @@ import yaml
 from components.config import AlpacaEvalConfig, NameOrFolder, PromptsConfig, TemplateFile, unknown_name
 from components.data.raw import NeededText, RawRow, Text
 from components.data.records import DataError
-from components.data.rows import read_file
 from components.data.templates import load as load_template
 from components.data.templates import user_message
 
@@ -100,17 +100,21 @@ def model_outputs(
 
 
 def read_outputs(path: Path) -> list[ModelOutput]:
-    """Read a model's outputs in AlpacaEval's schema.
+    """Read a model's outputs in AlpacaEval's schema, whose texts stay as they are: lengths count.
 
     Raises:
         DataError: the file is missing or holds no rows, or a row lacks a text; names the row.
     """
-    if not path.is_file():
-        raise DataError(
-            f"{path} (evaluation.alpaca_eval.reference_outputs) is no file: provide a JSON file of outputs"
-            f" in AlpacaEval's schema, a list of objects with {', '.join(ModelOutput.model_fields)}."
-        )
-    return list(ModelOutput.read(read_file(path), str(path)))
+    where = f"{path} (evaluation.alpaca_eval.reference_outputs)"
+    expected = f"expected a JSON list of objects with {', '.join(ModelOutput.model_fields)}."
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or "it is not JSON"
+        raise DataError(f"{where} cannot be read ({reason}): {expected}") from None
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{where}: {expected}")
+    return list(ModelOutput.read(rows, where))
 
 
 def answered_instructions(config: AlpacaEvalConfig) -> list[str]:

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,9 @@ import typer
 
 from components.config import UserError
 from components.config.benchmark import Benchmark
+from components.io import DamagedFileError, FullDiskError
 from components.paths import PACKAGE
+from flows.process import FAILED
 from perf.campaign.lines import (
     PUBLISHED,
     RUN,
@@ -40,7 +43,9 @@ from perf.campaign.plan import LIST, Campaign, read_campaign, runs_of
 
 LOWEST_PRIORITY = 19
 TRIES = 2
-"""Of a family: a connection may have been lost while its processes were stopped."""
+"""Of a family that fails: a connection may have been lost while its processes were stopped."""
+PATIENCE = 1.0
+"""Seconds for which the lock may be taken by status, or by processes that end."""
 OWN_PLACES = (
     "FED_RLHF_RUNS",
     "FED_RLHF_JUDGES",
@@ -69,12 +74,16 @@ def run(families: ListOption = LIST, home: HomeOption = PACKAGE / "campaign") ->
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)  # a signal to the group reaches its processes, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    failed = False
     with locked(campaign.home) as lock:
         for name in campaign.families:
             try:
                 run_family(campaign, name, lock)
-            except UserError as error:
+            except (UserError, DamagedFileError, FullDiskError) as error:
                 print(f"{name}: {error}", flush=True)
+                failed = True
+    if failed:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -119,10 +128,11 @@ def run_family(campaign: Campaign, name: str, lock: IO[str]) -> None:
     benchmark = chosen_benchmark(campaign, name)
     if benchmark is None:
         raise CampaignError(f"waits for the choices of {campaign.families[name].chosen_from}")
+    lines = finished(campaign, name)
+    if all(is_complete(lines, benchmark, seed) for seed in benchmark.seeds):
+        return
     published = read_lines(PACKAGE / PUBLISHED / f"{name}.jsonl")
     seeds = [seed for seed in benchmark.seeds if not is_complete(published, benchmark, seed)]
-    if not seeds:
-        return
     folder = campaign.folder(name)
     if prepare := [campaign.expand(word) for word in campaign.families[name].prepare]:
         prepared = folder / "prepared"
@@ -157,7 +167,12 @@ def open_folder(folder: Path, benchmark: Benchmark, seeds: Sequence[int]) -> lis
 
 
 def call(campaign: Campaign, name: str, command: Sequence[str], lock: IO[str], tries: int = 1) -> None:
-    """Run a module of the project, whose process ends with this one and has the lock until it ends.
+    """Run a module of the project, whose process has the lock until it ends.
+
+    It ends with this one, unless that is killed.
+
+    Args:
+        tries: how often it is started again after exit status 1.
 
     Raises:
         CampaignError: it failed.
@@ -166,10 +181,10 @@ def call(campaign: Campaign, name: str, command: Sequence[str], lock: IO[str], t
     log.parent.mkdir(parents=True, exist_ok=True)
     variables = {key: value for key, value in os.environ.items() if key not in OWN_PLACES}
     variables |= {"FED_RLHF_HOME": str(campaign.home)}
-    code = 0
-    for _ in range(tries):
+    for left in reversed(range(tries)):
         print(f"{name}: {' '.join(command)}", flush=True)
         with log.open("ab") as output:
+            start = output.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", *command],
                 cwd=PACKAGE,
@@ -186,8 +201,10 @@ def call(campaign: Campaign, name: str, command: Sequence[str], lock: IO[str], t
                 process.wait()
         if code == 0:
             return
-    errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
-    raise CampaignError(f"exit status {code}, see {log}{': ' + errors[-1] if errors else ''}")
+        if code != FAILED or not left:
+            own = log.read_bytes()[start:].decode(errors="replace").splitlines()
+            errors = [line for line in own if line.startswith("error: ")]
+            raise CampaignError(f"exit status {code}, see {log}{': ' + errors[-1] if errors else ''}")
 
 
 def chosen_benchmark(campaign: Campaign, name: str) -> Benchmark | None:
@@ -227,13 +244,14 @@ def locked(home: Path) -> Iterator[IO[str]]:
     """
     home.mkdir(parents=True, exist_ok=True)
     with (home / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CampaignError(
-                f"process {owner(home)} works on the campaign in {home}: wait for it, or end it by"
-                " `kill ID` first"
-            ) from None
+        deadline = time.monotonic() + PATIENCE
+        while not _lock(file, fcntl.LOCK_EX):
+            if (process := owner(home)) and time.monotonic() > deadline:
+                raise CampaignError(
+                    f"process {process} works on the campaign in {home}: wait for it, or end it and those"
+                    f" that it started by `kill -- -{process}` first"
+                )
+            time.sleep(0.1)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -246,8 +264,13 @@ def owner(home: Path) -> int | None:
     if not path.is_file():
         return None
     with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return int(file.read() or 0)
-    return None
+        return None if _lock(file, fcntl.LOCK_SH) else int(file.read() or 0)
+
+
+def _lock(file: IO[str], kind: int) -> bool:
+    """Lock a file, unless another process has locked it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

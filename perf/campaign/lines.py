@@ -69,13 +69,13 @@ def publish(checkout: Path, family: str, lines: Iterable[Line]) -> int:
     new = [line for line in lines if _identity(line) not in known]
     if new:
         texts = [json.dumps(finite_or_none(line), sort_keys=True) for line in new]
-        earlier = path.read_bytes() if path.is_file() else b""
-        write_atomically(path, earlier + "".join(f"{text}\n" for text in texts).encode())
+        earlier = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        write_atomically(path, "".join(f"{text}\n" for text in [*earlier, *texts]).encode())
     return len(new)
 
 
 def _identity(line: Line) -> tuple[str, str, int, tuple[str, ...]]:
-    return line["kind"], line["arm"], line["seed"], tuple(line["commits"])
+    return line["kind"], line["arm"], line["seed"], tuple(sorted(line["commits"]))
 
 
 def is_complete(lines: Sequence[Line], benchmark: Benchmark, seed: int) -> bool:

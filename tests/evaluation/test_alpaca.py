@@ -147,11 +147,12 @@ def test_further_columns_are_dropped_and_the_dataset_is_optional(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "JSON cannot be read"),
-        ("{}", "row 1: columns 'instruction', 'output', 'generator' are missing"),
-        ("[]", "holds no rows"),
-        ('["a"]', "row 1: expected a JSON object"),
+        ("{", "cannot be read .it is not JSON.: expected a JSON list of objects with dataset, instruction"),
+        ("[" * 100_000, "cannot be read .it is not JSON."),
+        ("{}", "expected a JSON list of objects"),
+        ("[]", "expected a JSON list of objects"),
+        ('["a"]', "expected a JSON list of objects"),
+        ('[{"output": "a"}]', "row 1: columns 'instruction', 'generator' are missing"),
         (
             '[{"instruction": "p", "output": "a", "generator": "m"},'
             ' {"instruction": "p", "output": null, "generator": "m"}]',
@@ -163,6 +164,12 @@ def test_a_file_in_another_format_is_refused_with_its_row(tmp_path, content, mes
     (tmp_path / "outputs.json").write_text(content)
     with pytest.raises(DataError, match=message):
         read_outputs(tmp_path / "outputs.json")
+
+
+def test_texts_stay_as_they_are_since_lengths_count(tmp_path):
+    row = {"instruction": "p\r\nq", "output": "\ufeffa\r\nb\r", "generator": "m", "dataset": ""}
+    (tmp_path / "outputs.txt").write_text(json.dumps([row]))
+    assert read_outputs(tmp_path / "outputs.txt")[0].model_dump() == row
 
 
 @pytest.mark.parametrize("model", ["gemma-2b-it", "gpt4_1106_preview", "alpaca-7b"])
@@ -234,7 +241,7 @@ def test_a_local_annotator_without_its_prompt_template_is_refused_with_the_expec
 @installed
 def test_missing_reference_outputs_are_refused_with_their_path(tmp_path):
     with pytest.raises(
-        DataError, match=r"nowhere.json \(evaluation.alpaca_eval.reference_outputs\) is no file"
+        DataError, match=r"nowhere.json \(evaluation.alpaca_eval.reference_outputs\) cannot be read \(No such"
     ):
         check_alpaca_eval(config(reference_outputs=str(tmp_path / "nowhere.json")))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -82,11 +83,13 @@ def work(published, tmp_path, monkeypatch):
     monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
 
     class Process:
+        says = "error: it broke\n"
+
         def __init__(self, command, stdout, env, **_):
             self.family = Path(stdout.name).stem
             assert env["FED_RLHF_HOME"] == str(tmp_path / "home")
             done.append(" ".join([self.family, *command[2:]]).replace(str(tmp_path / "home"), "~"))
-            stdout.write(b"error: it broke\n")
+            stdout.write(self.says.encode())
 
         def wait(self):
             return failing.get(self.family, 0)
@@ -102,7 +105,11 @@ def work(published, tmp_path, monkeypatch):
         done.clear()
         failing.clear()
         failing.update(fails or {})
-        commands.run(campaign.path, campaign.home)
+        try:
+            commands.run(campaign.path, campaign.home)
+            run.status = 0
+        except typer.Exit as ended:
+            run.status = ended.exit_code
         return list(done)
 
     return run
@@ -216,18 +223,28 @@ def test_seeds_that_are_published_are_left_out(work, write_list, published):
     assert work(write_list(plan=PLAN)) == []  # that was started with other contests
 
 
-def test_a_family_that_fails_is_tried_twice_and_does_not_stop_the_others(work, write_list, capsys):
+def test_a_family_that_fails_is_tried_twice_and_does_not_stop_the_others(
+    work, write_list, capsys, monkeypatch
+):
     families = {name: {"benchmark": "plan.yaml", "seeds": [0]} for name in ("first", "second")}
-    done = work(write_list(families), {"first": 3})
+    campaign = write_list(families)
+    log = campaign.home / "logs" / "second.log"
+    done = work(campaign, {"first": 1})
+    assert work.status == 1
     assert done == [resume("first", [0]), resume("first", [0]), resume("second", [0])]
-    assert "first: exit status 3, see " in (printed := capsys.readouterr().out)
+    assert "first: exit status 1, see " in (printed := capsys.readouterr().out)
     assert "first.log: error: it broke" in printed
+    log.write_text("error: of an earlier day\n")
+    monkeypatch.setattr(commands.subprocess.Popen, "says", "")
+    assert work(campaign, {"second": 2})[1:] == [resume("second", [0])]  # a refusal is not repeated
+    assert f"second: exit status 2, see {log}\n" in capsys.readouterr().out
 
 
 def test_a_benchmark_of_other_settings_is_not_taken_for_this_one(work, write_list, capsys):
     work(write_list())
     changed = {"all": {"benchmark": "plan.yaml", "seeds": [0], "settings": ["federation.rounds=9"]}}
     assert work(write_list(changed)) == []
+    assert work.status == 1
     assert "was started with other settings" in capsys.readouterr().out
 
 
@@ -282,6 +299,14 @@ def test_lines_are_published_once(published):
     lines = read_lines(published.checkout / "docs" / "results" / "data" / "all.jsonl")
     assert [line["arm"] for line in lines] == ["FedBis", "FedDPO", "FedBis"]
     assert lines[0]["seconds"] is None
+
+
+def test_a_file_without_a_last_line_break_is_extended(published):
+    published("all", run_line("FedBis", 0))
+    path = published.checkout / "docs" / "results" / "data" / "all.jsonl"
+    path.write_text(path.read_text().rstrip())
+    published("all", run_line("FedDPO", 0))
+    assert [line["arm"] for line in read_lines(path)] == ["FedBis", "FedDPO"]
 
 
 def test_lines_are_collected_into_a_checkout_only(tmp_path, write_list):

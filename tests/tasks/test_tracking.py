@@ -524,6 +524,11 @@ def test_metrics_of_clients_with_long_names_are_logged_under_different_names(cli
     assert set(names) <= set(client.get_run(phase).data.metrics)
 
 
+class Caused(RuntimeError):
+    def __init__(self):
+        self.__cause__ = TerminationSignal(signal=15)
+
+
 def raise_in_handler(handled, error):
     try:
         raise handled
@@ -538,6 +543,7 @@ def raise_in_handler(handled, error):
         (KeyboardInterrupt, ValueError, "KILLED"),
         (SystemExit, ValueError, "KILLED"),
         (RuntimeError, TerminationSignal(signal=15), "KILLED"),
+        (Caused, ValueError, "KILLED"),
         (RuntimeError, asyncio.CancelledError, "FAILED"),  # of a request that took too long
     ],
 )
