@@ -78,6 +78,7 @@ def work(published, tmp_path, monkeypatch):
 
     Its last argument maps a family to the exit status of its processes.
     """
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     monkeypatch.setattr(commands.os, "nice", lambda _: 0)
     monkeypatch.setattr(commands.os, "setpgid", lambda *_: None)
     monkeypatch.setattr(commands.signal, "signal", lambda *_: None)
@@ -88,6 +89,7 @@ def work(published, tmp_path, monkeypatch):
         def __init__(self, command, stdout, env, **_):
             self.family = Path(stdout.name).stem
             assert env["FED_RLHF_HOME"] == str(tmp_path / "home")
+            assert "PREFECT_API_URL" not in env
             done.append(" ".join([self.family, *command[2:]]).replace(str(tmp_path / "home"), "~"))
             stdout.write(self.says.encode())
 
@@ -240,6 +242,18 @@ def test_a_family_that_fails_is_tried_twice_and_does_not_stop_the_others(
     assert f"second: exit status 2, see {log}\n" in capsys.readouterr().out
 
 
+def test_a_damaged_file_of_a_family_does_not_stop_the_others(work, write_list, capsys):
+    families = {name: {"benchmark": "plan.yaml", "seeds": [0]} for name in ("first", "second")}
+    campaign = write_list(families)
+    work(campaign)
+    run = campaign.folder("first") / "FedBis-seed-0"
+    (run / "federation").mkdir()
+    (run / "federation" / "result.json").write_text("{")
+    (run / "report.done").touch()
+    assert work(campaign) == [resume("second", [0])]
+    assert f"first: {run / 'federation' / 'result.json'}" in capsys.readouterr().out
+
+
 def test_a_benchmark_of_other_settings_is_not_taken_for_this_one(work, write_list, capsys):
     work(write_list())
     changed = {"all": {"benchmark": "plan.yaml", "seeds": [0], "settings": ["federation.rounds=9"]}}
@@ -375,7 +389,9 @@ def wait_until(is_reached, process):
 
 
 @pytest.mark.slow
-def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(write_list, published, tmp_path):
+def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(
+    write_list, published, tmp_path, monkeypatch
+):
     plan = {
         "recipe": "debug",
         "seeds": [0],
@@ -403,6 +419,9 @@ def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(write_list, pu
     log = (campaign.home / "logs" / "all.log").read_text()
     assert "Stopped" in log
     assert "resuming after round" in log
+    with monkeypatch.context() as patch, commands.locked(campaign.home) as lock:
+        patch.setattr(commands, "call", lambda *_: pytest.fail("a finished family is run again"))
+        commands.run_family(campaign, "all", lock)
     commands.collect(published.checkout, campaign.path, campaign.home)
     commands.collect(published.checkout, campaign.path, campaign.home)
     lines = read_lines(published.checkout / "docs" / "results" / "data" / "all.jsonl")
