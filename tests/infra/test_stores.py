@@ -202,8 +202,10 @@ def test_a_prefect_server_that_ends_at_its_start_is_noticed_with_its_cause(home,
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", url)
     start = time.monotonic()
     ended = r"its process ended with status \d+ \(.*Error.*\); see"
-    with pytest.raises(ServerError, match=ended), servers._private_server(list):
+    called = []
+    with pytest.raises(ServerError, match=ended), servers._private_server(lambda: called.append(True)):
         pytest.fail("the server is up")
+    assert called
     assert time.monotonic() - start < 120
 
 

@@ -336,3 +336,7 @@ def test_the_choice_logits_of_the_embedded_backbone_are_those_of_its_whole_head(
     logits = selector.choice_logits(*selector.collate(rows))
     expected = torch.stack([full_logits(selector, row) for row in rows])
     assert torch.allclose(logits, expected, atol=1e-3)
+
+
+def test_a_swapped_comparison_has_the_same_completions_in_the_other_order():
+    assert Comparison("p", "a", "b").swapped() == Comparison("p", "b", "a")

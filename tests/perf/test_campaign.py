@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from components.benchmarks import arm_recipe
 from components.config import RecipeError
+from components.io import read_json
 from perf.campaign import commands
 from perf.campaign.lines import CampaignError, is_complete, own_lines, publish, read_lines, read_results
 from perf.campaign.plan import LIST, read_campaign, runs_of
@@ -242,16 +243,20 @@ def test_a_family_that_fails_is_tried_twice_and_does_not_stop_the_others(
     assert f"second: exit status 2, see {log}\n" in capsys.readouterr().out
 
 
-def test_a_damaged_file_of_a_family_does_not_stop_the_others(work, write_list, capsys):
+@pytest.mark.parametrize("path", ["federation/result.json", "evaluation/answers.json"])
+def test_a_damaged_file_of_a_family_does_not_stop_the_others(work, write_list, monkeypatch, capsys, path):
     families = {name: {"benchmark": "plan.yaml", "seeds": [0]} for name in ("first", "second")}
     campaign = write_list(families)
     work(campaign)
     run = campaign.folder("first") / "FedBis-seed-0"
-    (run / "federation").mkdir()
-    (run / "federation" / "result.json").write_text("{")
     (run / "report.done").touch()
+    (run / path).parent.mkdir()
+    (run / path).write_text("{")
+    if path == "evaluation/answers.json":  # read after the results
+        monkeypatch.setattr("tasks.benchmark_report.read_run", lambda run, _: read_json(run.folder / path))
     assert work(campaign) == [resume("second", [0])]
-    assert f"first: {run / 'federation' / 'result.json'}" in capsys.readouterr().out
+    assert work.status == 1
+    assert f"first: {run / path}" in capsys.readouterr().out
 
 
 def test_a_benchmark_of_other_settings_is_not_taken_for_this_one(work, write_list, capsys):
