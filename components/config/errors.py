@@ -38,8 +38,6 @@ class ExpectedSectionError(ValueError):
 
 
 def _readable(text: str) -> str:
-    if text.isprintable():
-        return text
     return "".join(code_point(one) if is_hidden(one) and one != "\n" else one for one in text)
 
 

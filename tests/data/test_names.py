@@ -107,6 +107,7 @@ def test_names_of_recipes_and_arms_are_short_enough_for_folders():
 def test_a_message_shows_what_nobody_sees_and_ends():
     shown = str(UserError("a\u202eb\x1b[31m\ud800\u2028c\nd\té"))
     assert shown == "aU+202EbU+001B[31mU+D800U+2028c\ndU+0009é"
+    assert str(UserError("a\u034fb")) == "aU+034Fb"
     lines = str(UserError("\n".join(f"{n} " + "x" * 5000 + " do this" for n in range(500)))).split("\n")
     assert len(lines) == 100
     assert max(map(len, lines)) <= 2000

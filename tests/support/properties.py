@@ -83,7 +83,8 @@ NUMBERS = st.one_of(
 )
 TEXTS = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(["", " ", "nan", "1", "a" * 5000, "a\u200bb", "\u202e", "a/../b", "../" * 2000, "a\nb"]),
+    st.sampled_from(["", " ", "nan", "1", "a" * 5000, "a\u200bb", "\u202e", "\u034f", "a\nb"]),
+    st.sampled_from(["a/../b", "../" * 2000]),
 )
 SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
 KEYS = st.one_of(st.text(max_size=8), st.sampled_from(["kind", "name", "path", "sha256", "a" * 5000]))

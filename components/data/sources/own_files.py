@@ -58,7 +58,9 @@ class OwnRow(ConversationRow):
 
 
 def _number(text: Any) -> Any:
-    """A number of a csv file; other text as it is, which is refused then."""
+    """A number of a csv file, None where it is empty; other values as they are, which are refused then."""
+    if not isinstance(text, str):
+        return text
     try:
         return float(text) if text.strip() else None
     except ValueError:
