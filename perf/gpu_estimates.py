@@ -4,9 +4,7 @@
 
 Nothing is measured, and no GPU is needed. The operations of training are those of
 components/estimates.py; those of sampling, scoring, labeling and judging are counted here. All
-sequences have full length. "Before" is without the fused LoRA layer in bf16
-(components/models/fused_lora.py), where the factors were multiplied in fp32, and without TF32 in frozen
-rewards (components/models/tf32.py).
+sequences have full length.
 
 Left out: loading, the accuracy on held-out pairs where the size of the data is not known, the scores by
 which FedBiscuit assigns clients, the KL to the reference, and all elementwise operations.
@@ -43,16 +41,7 @@ from perf.products import (
 )
 
 DATA = Path(__file__).with_name("paper_data.yaml")
-COLUMNS = (
-    "stage",
-    "rows",
-    "operations (PFLOP)",
-    "decoding reads (TB)",
-    "hours before",
-    "bound before",
-    "hours",
-    "bound",
-)
+COLUMNS = ("stage", "rows", "operations (PFLOP)", "decoding reads (TB)", "hours", "bound")
 HOUR = 3600
 Rate = Annotated[float, typer.Option(help="Rate of dense matrix products in this type (FLOP per second).")]
 
@@ -69,45 +58,40 @@ class Data:
 
 @dataclass
 class Estimate:
-    """A stage of a run, now and before."""
+    """A stage of a run."""
 
     name: str
     rows: int
-    now: list[Passes] = field(default_factory=list)
-    before: list[Passes] = field(default_factory=list)
+    passes: list[Passes] = field(default_factory=list)
 
     def figures(self, gpu: Gpu) -> list[str]:
-        before, now = self.seconds(gpu)
-        read = sum(passes.decoding_bytes for passes in self.now)
+        seconds = self.seconds(gpu)
+        read = sum(passes.decoding_bytes for passes in self.passes)
         return [
             self.name,
             str(self.rows),
-            two_digits(sum(passes.flops for passes in self.now) / 1e15),
+            two_digits(sum(passes.flops for passes in self.passes) / 1e15),
             two_digits(read / 1e12) if read else "-",
-            two_digits(sum(before.values()) / HOUR),
-            max(before, key=before.__getitem__),
-            two_digits(sum(now.values()) / HOUR),
-            max(now, key=now.__getitem__),
+            two_digits(sum(seconds.values()) / HOUR),
+            max(seconds, key=seconds.__getitem__),
         ]
 
-    def seconds(self, gpu: Gpu) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds before and now, by what bounds them."""
-        before, now = (add_up(each.seconds(gpu) for each in passes) for passes in (self.before, self.now))
-        return before, now
+    def seconds(self, gpu: Gpu) -> dict[str, float]:
+        """Seconds by what bounds them."""
+        return add_up(passes.seconds(gpu) for passes in self.passes)
 
 
 class PaperModels:
     """The models of recipes of paper scale, by their published shapes."""
 
-    def __init__(self, now: bool = True) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._configs = read_configs()
 
     def model(
         self, backbone: BackboneConfig, lora: LoraConfig | None, precision: Precision = "bf16"
     ) -> Model:
         shape = ModelShape.from_config(self._configs[backbone.name], backbone)
-        return Model(shape, lora, self._now, precision, backbone.quantization == "8bit")
+        return Model(shape, lora, precision, backbone.quantization == "8bit")
 
     def trained(self, stage: Stage) -> Model:
         """What a stage trains, with the client's own head where it has one."""
@@ -115,8 +99,7 @@ class PaperModels:
         return replace(self.model(stage.backbone, stage.lora), own_head=own_head)
 
     def classifier(self, reward: ClassifierReward) -> Model:
-        """A frozen reward, which did not use TF32 before."""
-        single: Precision = "tf32" if reward.tf32 and self._now else "fp32"
+        single: Precision = "tf32" if reward.tf32 else "fp32"
         precision = single if reward.dtype == "float32" else "bf16"
         return self.model(BackboneConfig(name=reward.name), None, precision)
 
@@ -139,11 +122,8 @@ def scoring_passes(model: Model, sequences: float, tokens: int, rows: int, posit
 def estimates(recipe: Recipe, data: Data) -> list[Estimate]:
     """The stages of a recipe whose rows are known, in the order of a run."""
     stages: dict[str, Estimate] = {}
-    sides = (_passes(recipe, data, PaperModels(now)) for now in (True, False))
-    for (name, rows, now), (_, _, before) in zip(*sides, strict=True):
-        stage = stages.setdefault(name, Estimate(name, rows))
-        stage.now.append(now)
-        stage.before.append(before)
+    for name, rows, passes in _passes(recipe, data, PaperModels()):
+        stages.setdefault(name, Estimate(name, rows)).passes.append(passes)
     return list(stages.values())
 
 
@@ -183,7 +163,7 @@ def _tree_passes(recipe: Recipe, thoughts: ThoughtsConfig, models: PaperModels) 
     questions = sum(section.count or 0 for section in thoughts.questions)
     batch = min(thoughts.question_batch_size, questions)
     calls = math.ceil(questions / batch)
-    writer = replace(policy_model(recipe), new_tokens=thoughts.max_thought_tokens)
+    writer = replace(policy_model(recipe), lora=None, new_tokens=thoughts.max_thought_tokens)
     frontier = 1
     for _ in range(thoughts.depth):
         written = frontier * thoughts.children
@@ -317,10 +297,9 @@ def table(gpu: Gpu) -> str:
     lines = [describe(gpu)]
     for name, data in paper_recipes().items():
         stages = estimates(load_recipe(name), data)
-        sides = zip(*(stage.seconds(gpu) for stage in stages), strict=True)
-        before, now = (two_digits(sum(add_up(side).values()) / HOUR) for side in sides)
+        total = sum(sum(stage.seconds(gpu).values()) for stage in stages)
         rows = [COLUMNS, ["---"] * len(COLUMNS), *(stage.figures(gpu) for stage in stages)]
-        rows.append(["**all**", "", "", "", before, "", now, ""])
+        rows.append(["**all**", "", "", "", two_digits(total / HOUR), ""])
         lines += ["", f"### {name}", "", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join(lines)
 

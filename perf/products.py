@@ -103,7 +103,6 @@ class Model:
 
     shape: ModelShape
     lora: LoraConfig | None = None  # None without an adapter
-    fused: bool = True  # bf16 layers with LoRA are fused; before, their factors were multiplied in fp32
     precision: Precision = "bf16"  # of the products with the backbone's weights; tf32 has fp32 weights
     eight_bit: bool = False  # the linear layers are; their products count as bf16 ones
     own_head: bool = False  # a client's own head, which is in fp32 and trained
@@ -130,8 +129,8 @@ class Model:
 
     @property
     def factor_precision(self) -> Precision:
-        """That of products with LoRA's factors: without the fused function, they all are in fp32."""
-        fused = self.fused and self.shape.family.fused and not self.eight_bit
+        """That of products with LoRA's factors, which are in fp32 where the fused function is not used."""
+        fused = self.shape.family.fused and not self.eight_bit
         return "bf16" if fused and self.precision == "bf16" else "fp32"
 
     def layer_products(self, tokens: float, context: float, cache: float = 0.0) -> Products:
