@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from prefect import State, flow, get_run_logger
 from prefect.artifacts import create_link_artifact, create_table_artifact
 from prefect.states import Completed, Failed
+from pydantic import Field
 
 from components.config import UserError
 from components.environment import configure_libraries
+from components.reporting.changes import Change, change_rows, regressions
 from perf.commands import MEASUREMENTS
 from perf.harness import IDLE_LOAD, Ratios, find_conditions, medians
-from perf.ratios import check_rule, judge, regression_tag, regressions, rows, summarize
 from tasks.devices import POOL
 from tasks.flow_runs import current_flow_run
 from tasks.runs import git_commit
@@ -32,14 +34,13 @@ from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_clie
 from tasks.tracking.report import run_url
 from tasks.uncached import task
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 EXPERIMENT = "performance"
 POLL_SECONDS = 15.0
 """Between looks at the load average."""
 MAX_RUNS = 1000
 """Last runs of the experiment that are read, which MLflow gives in one page."""
+MIN_EARLIER = 3
+"""Earlier runs without which a ratio is not judged."""
 
 DEFAULT = ("selector-step", "generation")
 """Measurements that together take minutes on two cores."""
@@ -49,9 +50,9 @@ DEFAULT = ("selector-step", "generation")
 def performance(
     recipe: str = "summarization/demo",
     measurements: list[str] | None = None,
-    pairs: int = 3,
-    tolerance: float = 0.15,
-    earlier_runs: int = 7,
+    pairs: Annotated[int, Field(ge=1)] = 3,
+    tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.15,
+    earlier_runs: Annotated[int, Field(ge=MIN_EARLIER)] = 7,
     wait_minutes: float = 30.0,
 ) -> State[Any]:
     """Measure ratios, log them to the MLflow experiment `performance`, and judge them by earlier runs.
@@ -68,41 +69,83 @@ def performance(
         the final state, which is failed if a ratio is a regression.
 
     Raises:
-        UserError: a parameter is wrong, or the machine had other work all the time.
+        UserError: a measurement is unknown, or the machine had other work all the time.
     """
     configure_libraries()
-    check_rule(tolerance, earlier_runs)
-    names = choose_measurements(measurements, pairs)
+    names = choose_measurements(measurements)
     load = wait_until_idle(wait_minutes)
     started = time.time()
     conditions, settings = find_conditions(recipe)
     ratios: Ratios = {}
     for name in names:
         ratios |= measure(name, recipe, pairs)
-    table = judge(medians(ratios), conditions, read_earlier_runs(), tolerance, earlier_runs)
+    changes = judge(medians(ratios), conditions, read_earlier_runs(), tolerance, earlier_runs)
     settings |= {"pairs": str(pairs), "load_average": f"{load:.2f}"}
-    run_id = log_ratios(started, table, conditions | settings)
-    summary = summarize(table, tolerance)
-    show_verdicts(run_id, table, summary)
-    for sentence in regressions(table).values():
-        get_run_logger().warning("regression: %s", sentence)
-    return Failed(message=summary) if regressions(table) else Completed(message=summary)
+    run_id = log_ratios(started, changes, conditions | settings)
+    summary = summarize(changes, tolerance)
+    show_verdicts(run_id, changes, summary)
+    if worse := regressions(changes):
+        get_run_logger().warning("regression: %s", worse)
+        return Failed(message=summary)
+    return Completed(message=summary)
 
 
-def choose_measurements(names: Sequence[str] | None, pairs: int) -> list[str]:
+def choose_measurements(names: Sequence[str] | None) -> list[str]:
     """The names of the measurements, each once.
 
     Raises:
-        UserError: a name is unknown, there are none, or there are no timed runs.
+        UserError: a name is unknown, or there are none.
     """
     chosen = list(dict.fromkeys(DEFAULT if names is None else names))
     unknown = [name for name in chosen if name not in MEASUREMENTS]
     if unknown or not chosen:
         wrong = f"unknown measurements: {', '.join(unknown)}" if unknown else "there are no measurements"
         raise UserError(f"{wrong}; choose from {', '.join(MEASUREMENTS)}.")
-    if pairs < 1:
-        raise UserError(f"pairs is {pairs}, expected at least 1.")
     return chosen
+
+
+def judge(
+    ratios: Mapping[str, float],
+    conditions: Mapping[str, str],
+    runs: Sequence[Mapping[str, Any]],
+    tolerance: float,
+    earlier_runs: int,
+) -> list[Change]:
+    """Compare each ratio with its median in the last runs under the same conditions that have it.
+
+    Args:
+        ratios: of this run.
+        conditions: parameters of this run, among them its recipe; only runs with the same ones count.
+        runs: parameters and metrics of earlier runs, the newest first.
+        tolerance: fraction by which a ratio may be below the median.
+        earlier_runs: number of last runs that the median is of.
+    """
+    same = [run for run in runs if conditions.items() <= run.items()]
+    changes = []
+    for name, now in ratios.items():
+        earlier = [run[name] for run in same if name in run][:earlier_runs]
+        allowed = tolerance * statistics.median(earlier) if earlier else 0.0
+        changes.append(Change(conditions["recipe"], name, now, earlier, allowed, MIN_EARLIER))
+    return changes
+
+
+def rows(changes: Sequence[Change]) -> list[dict[str, str]]:
+    """The table of the ratios, which are all of one recipe."""
+    return [{name: text for name, text in row.items() if name != "method"} for row in change_rows(changes)]
+
+
+def summarize(changes: Sequence[Change], tolerance: float) -> str:
+    """One sentence on all ratios."""
+    judged = sum(change.median is not None for change in changes)
+    if worse := regressions(changes):
+        count = sum(change.is_regression for change in changes)
+        return f"{count} of {len(changes)} ratios fell by more than {tolerance:.0%}: {worse}."
+    if judged:
+        return f"No regression: {judged} of {len(changes)} ratios were judged."
+    return (
+        f"{len(changes)} ratios were measured and none was judged, because fewer than {MIN_EARLIER} earlier"
+        " runs were measured under the same conditions."
+    )
 
 
 @task("wait until the machine is idle")
@@ -143,10 +186,8 @@ def measure(name: str, recipe: str, pairs: int) -> Ratios:
 
 
 @task("read earlier runs")
-def read_earlier_runs() -> pd.DataFrame:
+def read_earlier_runs() -> list[dict[str, Any]]:
     """Parameters and metrics of the finished runs of the experiment, the newest first."""
-    import pandas as pd
-
     client = mlflow_client()
     runs = client.search_runs(
         [find_or_create_experiment(client, EXPERIMENT)],
@@ -154,17 +195,19 @@ def read_earlier_runs() -> pd.DataFrame:
         order_by=["attributes.start_time DESC"],
         max_results=MAX_RUNS,
     )
-    return pd.DataFrame([run.data.params | run.data.metrics for run in runs])
+    return [run.data.params | run.data.metrics for run in runs]
 
 
 @task("log ratios")
-def log_ratios(started: float, table: pd.DataFrame, params: Mapping[str, str]) -> str:
+def log_ratios(started: float, changes: Sequence[Change], params: Mapping[str, str]) -> str:
     """Log a finished MLflow run that started at a time (seconds since the epoch); gives its id."""
     from mlflow.entities import Param
 
     client = mlflow_client()
     link = current_flow_run()
-    tags = link.tags() | {"git.commit": git_commit(), "regressions": regression_tag(table)}
+    judged = any(change.median is not None for change in changes)
+    worse = regressions(changes) or ("none" if judged else "not judged")
+    tags = link.tags() | {"git.commit": git_commit(), "regressions": worse}
     created = client.create_run(
         find_or_create_experiment(client, EXPERIMENT),
         start_time=int(started * 1000),
@@ -174,14 +217,14 @@ def log_ratios(started: float, table: pd.DataFrame, params: Mapping[str, str]) -
     run_id = str(created.info.run_id)
     client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
     log = RunLog(client, run_id)
-    log.log_metrics(table["now"].to_dict(), 0)
-    log.log_table(rows(table), "ratios.json")
+    log.log_metrics({change.figure: change.now for change in changes if change.now is not None}, 0)
+    log.log_table(rows(changes), "ratios.json")
     client.set_terminated(run_id)
     return run_id
 
 
 @task("show verdicts")
-def show_verdicts(run_id: str, table: pd.DataFrame, summary: str) -> None:
+def show_verdicts(run_id: str, changes: Sequence[Change], summary: str) -> None:
     """Prefect artifacts of the flow run: a link to its MLflow run, and the table of the ratios."""
     create_link_artifact(run_url(run_id), link_text="MLflow run", key="mlflow-run", description=summary)
-    create_table_artifact(rows(table), key="performance", description=summary)
+    create_table_artifact(rows(changes), key="performance", description=summary)

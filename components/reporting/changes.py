@@ -1,4 +1,4 @@
-"""Figures of a benchmark beside those of its last runs, and which of them are regressions."""
+"""Figures beside those of the last runs, and which of them are regressions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ class Change:
     now: float | None  # mean over the seeds; None if it was not measured
     earlier: Sequence[float]  # of the last runs of the same benchmark
     tolerance: float  # how far it may fall below their median
+    needed: int = 1  # earlier runs without which it is not judged
 
     @property
     def median(self) -> float | None:
-        """The median of the earlier runs; None without any."""
-        return statistics.median(self.earlier) if self.earlier else None
+        """The median of the earlier runs; None where they are too few."""
+        return statistics.median(self.earlier) if len(self.earlier) >= self.needed else None
 
     @property
     def change(self) -> float | None:
@@ -40,7 +41,7 @@ class Change:
         if self.now is None:
             return "not measured"
         if self.change is None:
-            return "first run"
+            return "first run" if not self.earlier else "too few runs before"
         return "regression" if self.is_regression else "no regression"
 
     @property
@@ -66,9 +67,9 @@ def find_changes(
     return changes
 
 
-def changes_table(changes: Sequence[Change]) -> Table:
-    """A row for each figure, with its verdict."""
-    rows = [
+def change_rows(changes: Sequence[Change]) -> list[dict[str, str]]:
+    """A row of a table for each figure, with its verdict."""
+    return [
         {
             "method": change.arm,
             "figure": change.figure,
@@ -80,9 +81,18 @@ def changes_table(changes: Sequence[Change]) -> Table:
         }
         for change in changes
     ]
+
+
+def regressions(changes: Sequence[Change]) -> str:
+    """The changes that are regressions, as one line; empty without any."""
+    return "; ".join(str(change) for change in changes if change.is_regression)
+
+
+def changes_table(changes: Sequence[Change]) -> Table:
+    """The table of a benchmark's report."""
     return Table.of(
         "Since the last runs",
-        rows,
+        change_rows(changes),
         "Means over the seeds, beside the median of the last runs of the same arms and seeds. The same code"
         " gives the same figures on the same machine: a change comes from code, recipe, data, libraries or"
         " machine. A regression is a fall by more than the benchmark's file allows (its key regressions).",

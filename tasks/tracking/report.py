@@ -11,7 +11,7 @@ from components.environment import PRIVATE_PREFECT
 from components.io import read_json
 from components.names import markdown_text, mlflow_key
 from components.paths import tracking_uri, without_credentials
-from components.reporting.changes import Change, MeansByArm
+from components.reporting.changes import Change, MeansByArm, regressions
 from components.reporting.claims import Finding
 from components.reporting.metrics import alias_of
 from components.reporting.page import fenced
@@ -136,8 +136,7 @@ def log_benchmark_report(
     log = RunLog.open(run_id)
     log.set_tags({PLAN_TAG: plan.fingerprint()})
     if changes:
-        worse = "; ".join(str(change) for change in changes if change.is_regression)
-        log.set_tags({"regressions": worse or "none"})
+        log.set_tags({"regressions": regressions(changes) or "none"})
     for arm, figures in means.items():
         log.log_metrics({f"{arm}/{name}": value for name, value in figures.items()}, 0)
     for number, finding in enumerate(findings, 1):

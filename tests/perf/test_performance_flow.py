@@ -1,4 +1,4 @@
-"""The flow `benchmark/performance`, in this process: what it logs, its verdict, and its final state."""
+"""The flow `benchmark/performance`, in this process: what it logs, its verdicts, and its final state."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 from mlflow import MlflowClient
+from prefect.exceptions import ParameterTypeError
 
 from components.config import UserError
 from perf import harness, nightly
@@ -109,19 +110,19 @@ def test_the_first_three_runs_are_not_judged(nights, logged):
     for night, run in zip(nights[:3], logged[:3], strict=True):
         assert night.state.is_completed()
         assert "none was judged, because fewer than 3" in night.state.message
-        assert all(row["verdict"].startswith("not judged") for row in night.table)
+        assert {row["verdict"] for row in night.table} <= {"first run", "too few runs before"}
         assert run.data.tags["regressions"] == "not judged"
 
 
 @pytest.mark.slow
 def test_a_regression_fails_the_flow_after_everything_is_logged(nights, logged):
     last = nights[3]
-    sentence = "scripted/new_against_old is 1.000, the median of 3 earlier runs is 2.000"
+    sentence = "debug, scripted/new_against_old: 1.000 after 2.000 (median of 3 earlier runs)"
     assert last.state.is_failed()
     assert last.state.message == f"1 of 1 ratios fell by more than 15%: {sentence}."
     assert f"WARNING regression: {sentence}" in last.output
     assert [row["verdict"] for row in last.table] == ["regression"]
-    assert logged[3].data.tags["regressions"] == "scripted/new_against_old"
+    assert logged[3].data.tags["regressions"] == sentence
     assert logged[3].info.status == "FINISHED"
 
 
@@ -152,21 +153,109 @@ def test_the_flow_waits_until_other_work_ends(monkeypatch):
 
 
 def test_the_default_measurements_exist():
-    assert nightly.choose_measurements(None, 3) == list(nightly.DEFAULT)
+    assert nightly.choose_measurements(None) == list(nightly.DEFAULT)
     assert set(nightly.DEFAULT) <= set(nightly.MEASUREMENTS)
 
 
 @pytest.mark.parametrize(
-    ("names", "pairs", "message"),
+    ("names", "message"),
     [
-        (["speed"], 3, "unknown measurements: speed; choose from selector-step, dpo-step, waiting"),
-        ([], 3, "there are no measurements"),
-        (None, 0, "pairs is 0, expected at least 1"),
+        (["speed"], "unknown measurements: speed; choose from selector-step, dpo-step, waiting"),
+        ([], "there are no measurements"),
     ],
 )
-def test_wrong_parameters_are_refused(names, pairs, message):
+def test_measurements_that_do_not_exist_are_refused(names, message):
     with pytest.raises(UserError, match=message):
-        nightly.choose_measurements(names, pairs)
+        nightly.choose_measurements(names)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"tolerance": 0.0}, "tolerance: Input should be greater than 0"),
+        ({"tolerance": 1.5}, "tolerance: Input should be less than 1"),
+        ({"earlier_runs": 2}, "earlier_runs: Input should be greater than or equal to 3"),
+        ({"pairs": 0}, "pairs: Input should be greater than or equal to 1"),
+    ],
+)
+def test_parameters_out_of_their_range_are_refused_before_anything_is_measured(parameters, message):
+    with pytest.raises(ParameterTypeError, match=message):
+        nightly.performance("debug", **parameters)
+
+
+# --- what is a regression
+
+HERE = {"recipe": "debug", "processor": "Processor A", "cores": "2", "device": "cpu"}
+
+
+def earlier(*values, conditions=HERE, name="speed"):
+    """Earlier runs with these values of a ratio, the newest first."""
+    return [{**conditions, "torch": "1", name: value} for value in values]
+
+
+def judged(now, runs, earlier_runs=7):
+    """The change of a ratio."""
+    (change,) = nightly.judge({"speed": now}, HERE, runs, 0.15, earlier_runs)
+    return change
+
+
+def test_a_ratio_below_the_tolerance_is_a_regression():
+    change = judged(1.69, earlier(2.0, 1.0, 3.0))
+    assert change.is_regression
+    assert nightly.rows([change]) == [
+        {
+            "figure": "speed",
+            "verdict": "regression",
+            "now": "1.690",
+            "median before": "2.000",
+            "change": "-0.310",
+            "runs before": "3",
+        }
+    ]
+
+
+@pytest.mark.parametrize("now", [1.71, 2.0, 9.0])
+def test_a_ratio_within_the_tolerance_or_above_is_no_regression(now):
+    assert judged(now, earlier(2.0, 1.0, 3.0)).verdict == "no regression"
+
+
+@pytest.mark.parametrize(("values", "verdict"), [((), "first run"), ((2.0, 2.0), "too few runs before")])
+def test_with_fewer_than_three_earlier_runs_nothing_is_judged(values, verdict):
+    change = judged(0.1, earlier(*values))
+    assert not change.is_regression
+    assert change.verdict == verdict
+    assert "none was judged" in nightly.summarize([change], 0.15)
+
+
+def test_only_the_last_runs_count():
+    runs = earlier(1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0)
+    assert judged(1.0, runs, 3).median == 1.0
+    assert judged(1.0, runs, 7).median == 5.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"processor": "Processor B"}, {"cores": "4"}, {"recipe": "summarization/demo"}, {"device": "a GPU"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_runs_under_other_conditions_are_ignored(other):
+    elsewhere = earlier(9.0, 9.0, 9.0, conditions=HERE | other)
+    assert judged(1.0, elsewhere).median is None
+    assert judged(1.0, elsewhere + earlier(1.0, 1.0, 1.0)).median == 1.0
+
+
+def test_runs_without_the_ratio_or_without_conditions_are_not_counted():
+    runs = [*earlier(9.0, 9.0, 9.0, name="another"), *[{"speed": 9.0}] * 3, *earlier(1.0, 1.0, 1.0)]
+    assert judged(1.0, runs, 3).median == 1.0
+
+
+def test_the_summary_names_each_regression():
+    runs = [{**HERE, "speed": 2.0, "memory": 2.0}] * 4
+    changes = nightly.judge({"speed": 1.0, "memory": 2.0, "new": 1.0}, HERE, runs, 0.15, 7)
+    assert nightly.summarize(changes, 0.15) == (
+        "1 of 3 ratios fell by more than 15%: debug, speed: 1.000 after 2.000 (median of 4 earlier runs)."
+    )
+    assert nightly.summarize(changes[1:], 0.15) == "No regression: 1 of 2 ratios were judged."
 
 
 def test_the_processor_is_named_as_linux_names_it(tmp_path):
