@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -58,6 +59,8 @@ VERDICTS = {HOLDS: ("#23916a", "o"), FAILS: ("#cc4b5b", "X"), UNDECIDED: ("#7d85
 """Color and marker of each verdict; the colors have a contrast of 3 on a light and on a dark page."""
 GREY = "#7d858f"
 BLUE = "#2f7ec7"
+MACHINES = ((BLUE, "o"), ("#d9822b", "s"))
+"""Colors and markers of processors in the picture of ratios."""
 ROW = 0.3
 """Height of a row of a picture (inches)."""
 DIGITS = 3
@@ -126,12 +129,11 @@ class Results:
             for name, family in campaign.families.items()
         }
 
-        # By ratio its values, and the line that has them; the last one counts.
-        self.speed = {
-            name: (values, line)
-            for line in read_lines(data / SPEED)
-            for name, values in line["ratios"].items()
-        }
+        # By processor and ratio its values, and the line that has them; the last one counts.
+        self.speed: dict[str, dict[str, tuple[list[float], Line]]] = {}
+        for line in read_lines(data / SPEED):
+            own = self.speed.setdefault(line["processor"], {})
+            own |= {name: (values, line) for name, values in line["ratios"].items()}
 
     def findings(self, names: Sequence[str]) -> list[Finding]:
         """The checked claims of some families."""
@@ -234,30 +236,41 @@ def speed(results: Results, _: Sequence[str]) -> str:
     Raises:
         UserError: a ratio of the sentence was not recorded.
     """
-    if missing := [name for name in (FLOWER, TRL, SAMPLING) if name not in results.speed]:
-        raise UserError(f"{PUBLISHED / SPEED} lacks {', '.join(missing)}: record it by python -m perf")
-    every = medians({name: values for name, (values, _) in results.speed.items()})
+    every = {machine: medians(_values(own)) for machine, own in results.speed.items()}
+
+    def times(name: str) -> str:
+        if missing := [machine for machine, own in every.items() if name not in own]:
+            where = f"{PUBLISHED / SPEED} lacks {name} of {', '.join(missing)}"
+            raise UserError(f"{where}: record it by python -m perf")
+        return " and ".join(f"{own[name]:.1f}" for own in every.values())
+
     rows: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}  # by conditions
-    for name, (values, line) in results.speed.items():
-        machine = f"{line['processor']}, {line['cores']} cores"
-        rows.setdefault((line["recipe"], machine, short_commit(line["commit"])), []).append(
-            {
-                "ratio": f"`{name}`",
-                "median": f"{every[name]:.2f}",
-                "all": ", ".join(f"{value:.2f}" for value in values),
-            }
-        )
+    for machine, own in results.speed.items():
+        for name, (values, line) in own.items():
+            place = f"{machine}, {line['cores']} cores"
+            rows.setdefault((line["recipe"], place, short_commit(line["commit"])), []).append(
+                {
+                    "ratio": f"`{name}`",
+                    "median": f"{every[machine][name]:.2f}",
+                    "all": ", ".join(f"{value:.2f}" for value in values),
+                }
+            )
     tables = [
-        f"Recipe `{recipe}`, {machine}, commit {commit}:\n\n{_table(own)}"
-        for (recipe, machine, commit), own in rows.items()
+        f"Recipe `{recipe}`, {place}, commit {commit}:\n\n{_table(own)}"
+        for (recipe, place, commit), own in rows.items()
     ]
     sentence = (
-        f"A round of FedBis is {every[FLOWER]:.1f} times as fast as in a tuned Flower app, a client of FedDPO"
-        f" {every[TRL]:.1f} times as fast as with TRL's trainer, and sampling {every[SAMPLING]:.1f} times as"
-        " fast as by transformers' batches."
+        f"A round of FedBis is {times(FLOWER)} times as fast as in a tuned Flower app, a client of FedDPO"
+        f" {times(TRL)} times as fast as with TRL's trainer, and sampling {times(SAMPLING)} times as fast as"
+        " by transformers' batches"
     )
+    order = f", on {' and '.join(every)} in this order" if len(every) > 1 else ""
     picture = "![Ratios and their medians](../images/results/performance.svg)"
-    return "\n\n".join([sentence, picture, *tables])
+    return "\n\n".join([f"{sentence}{order}.", picture, *tables])
+
+
+def _values(own: Mapping[str, tuple[list[float], Line]]) -> dict[str, list[float]]:
+    return {name: values for name, (values, _) in own.items()}
 
 
 PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
@@ -354,18 +367,23 @@ def draw_overview(results: Results) -> bytes:
 
 def draw_speed(results: Results) -> bytes:
     """The ratios of each benchmark of time, as SVG."""
-    names = [name for name in results.speed if "against" in name]
-    figure = Figure(figsize=(WIDTH, ROW * (len(names) + 2)), layout="constrained")
+    names = list(dict.fromkeys(name for own in results.speed.values() for name in own if "against" in name))
+    figure = Figure(figsize=(WIDTH, ROW * (len(names) + 3)), layout="constrained")
     axes = figure.subplots()
-    for row, name in enumerate(names):
-        values = np.round(results.speed[name][0], DIGITS)
-        axes.plot(values, [row] * len(values), color=BLUE, marker="|", markersize=10, linewidth=1)
-        axes.plot([np.median(values)], [row], color=BLUE, marker="o")
+    machines = zip(results.speed.items(), cycle(MACHINES), strict=False)
+    for number, ((machine, own), (color, marker)) in enumerate(machines):
+        for row, name in enumerate(names):
+            values = np.round(own[name][0] if name in own else [math.nan], DIGITS)
+            place = row + 0.25 * number
+            axes.plot(values, [place] * len(values), color=color, marker="|", markersize=10, linewidth=1)
+            label = machine if row == 0 else None
+            axes.plot([np.median(values)], [place], color=color, marker=marker, label=label, linestyle="")
     axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel("times faster (points: medians)", color=GREY)
     axes.axvline(1.0, color=GREY, linestyle=":")
     _finish(axes)
+    figure.legend(loc="outside lower center", ncols=len(results.speed), frameon=False, labelcolor=GREY)
     return _svg(figure)
 
 

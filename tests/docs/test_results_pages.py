@@ -1,25 +1,32 @@
 """The pages of results are what the collected lines give."""
 
+import json
 import math
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from components.config import UserError
 from components.paths import PACKAGE
 from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding
 from docs.generate_results import (
+    FLOWER,
     FOLDER,
     PAPERS,
+    SAMPLING,
+    SPEED,
+    TRL,
     FamilyResults,
     Results,
     counts_sentence,
     draw_claims,
     files,
     own_settings,
+    speed,
 )
 from perf.campaign.lines import PUBLISHED
-from perf.campaign.plan import LIST, read_campaign
+from perf.campaign.plan import LIST, Campaign, read_campaign
 
 DECISIVE = "summarization-decisive"
 
@@ -62,6 +69,28 @@ def test_a_sentence_counts_the_verdicts():
     words = counts_sentence("claims", findings)
     assert words == "Of 4 claims, 1 holds, 2 fail and 1 is undecided, of which 1 was not measured."
     assert counts_sentence("claims", [finding(HOLDS)]) == "Of 1 claims, 1 holds, 0 fail and 0 are undecided."
+
+
+def test_ratios_are_given_for_each_processor_and_the_last_ones_count(tmp_path):
+    lines = [("A", [1.0]), ("B", [2.0, 3.0, 7.0]), ("A", [4.0])]
+    conditions = {"recipe": "debug", "cores": "2", "commit": "0123456789abcdef"}
+    ratios = [
+        conditions | {"processor": processor, "ratios": dict.fromkeys((FLOWER, TRL, SAMPLING), values)}
+        for processor, values in lines
+    ]
+    (tmp_path / SPEED).write_text("\n".join(map(json.dumps, ratios)), encoding="utf-8")
+    sentence, _, *tables = speed(Results(Campaign({}, LIST, tmp_path), tmp_path), []).split("\n\n")
+    assert sentence == (
+        "A round of FedBis is 4.0 and 3.0 times as fast as in a tuned Flower app, a client of FedDPO 4.0 and"
+        " 3.0 times as fast as with TRL's trainer, and sampling 4.0 and 3.0 times as fast as by transformers'"
+        " batches, on A and B in this order."
+    )
+    assert tables[0] == "Recipe `debug`, A, 2 cores, commit 0123456789ab:"
+    assert f"| `{TRL}` | 3.00 | 2.00, 3.00, 7.00 |" in tables[3]
+    del ratios[1]["ratios"][TRL]
+    (tmp_path / SPEED).write_text("\n".join(map(json.dumps, ratios)), encoding="utf-8")
+    with pytest.raises(UserError, match=f"lacks {TRL} of B: record it by python -m perf"):
+        speed(Results(Campaign({}, LIST, tmp_path), tmp_path), [])
 
 
 @own_settings()
