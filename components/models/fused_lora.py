@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora import Linear
-from torch.autograd.function import once_differentiable
 
 from components.models.offload import loaded
-from components.models.onednn import multiply
+from components.models.onednn import frozen_linear, multiply
 
 
 class LoraLinear(torch.autograd.Function):
-    """The function and its gradients, of frozen W and b.
+    """The function and its derivatives of any order, of frozen W and b.
 
     A and B are of the type of W or fp32. `dropped` is what the factors read; None stands for x itself.
     """
@@ -33,20 +32,23 @@ class LoraLinear(torch.autograd.Function):
         read = rows if dropped is None else dropped.reshape(rows.shape)
         hidden = read @ a.to(weight.dtype).T  # [T, r]
         result = multiply(rows, weight, bias).addmm_(hidden, b.to(weight.dtype).T, alpha=scale)
-        ctx.save_for_backward(read, hidden, weight, a, b)
+        ctx.save_for_backward(x if dropped is None else dropped, hidden, weight, a, b)
         ctx.scale = scale
         return result.reshape(*x.shape[:-1], -1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        read, hidden, weight, a, b = ctx.saved_tensors
+        source, hidden, weight, a, b = ctx.saved_tensors
+        read = source.reshape(-1, source.shape[-1])
+        product = multiply
+        if torch.is_grad_enabled():  # the gradients are differentiated again
+            hidden, product = read @ a.to(weight.dtype).T, frozen_linear
         gradient = gradients[0].reshape(-1, weight.shape[0])
         grad_hidden = (gradient @ b.to(weight.dtype)).mul_(ctx.scale)  # [T, r]
         grad_x = grad_dropped = grad_a = grad_b = None
         shape = (*gradients[0].shape[:-1], -1)
         if ctx.needs_input_grad[0]:
-            grad_x = multiply(gradient, weight.t())
+            grad_x = product(gradient, weight.t())
             if not ctx.needs_input_grad[1]:
                 grad_x.addmm_(grad_hidden, a.to(weight.dtype))
             grad_x = grad_x.reshape(shape)

@@ -60,15 +60,16 @@ class FrozenLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (weight,) = ctx.saved_tensors
-        return _apply(gradients[0], weight.t()), None, None
+        return frozen_linear(gradients[0], weight.t()), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         (weight,) = ctx.saved_tensors
-        return _apply(tangents[0], weight)
+        return frozen_linear(tangents[0], weight)
 
 
-def _apply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def frozen_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """multiply with all derivatives by x."""
     untyped: Any = FrozenLinear
     result: torch.Tensor = untyped.apply(x, weight, bias)
     return result
@@ -79,7 +80,7 @@ def _forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     if trains or not uses_onednn(weight) or x.dtype != weight.dtype or torch.is_autocast_enabled("cpu"):
         return linear(x, weight, bias)
-    return _apply(x, weight, bias)
+    return frozen_linear(x, weight, bias)
 
 
 @cache

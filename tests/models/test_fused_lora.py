@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from components.models import fused_lora
+from components.models import fused_lora, onednn
 from components.models.fused_lora import fuse_lora
 
 STATES = torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(0))
@@ -161,12 +161,31 @@ def test_all_products_of_a_bf16_layer_are_in_bf16(applications, dropout):
         assert difference <= 0.02 * expected.detach().float().norm()
 
 
-def test_a_second_derivative_is_refused():
-    """It would need the states between the two products as a part of the graph."""
-    states = STATES.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(build()(states).square().sum(), states, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+@pytest.mark.parametrize("has_onednn", [False, True])
+def test_second_derivatives_are_those_of_peft(has_onednn, monkeypatch):
+    monkeypatch.setattr(onednn, "_is_amd_with_avx512", lambda: has_onednn)
+
+    def derivatives(model):
+        states = STATES.clone().requires_grad_()
+        inputs = [states, *(parameter for parameter in model.parameters() if parameter.requires_grad)]
+        first = torch.autograd.grad(model(states.sin()).pow(3).sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(gradient.square().sum() for gradient in first), inputs)
+
+    for actual, expected in zip(derivatives(build()), derivatives(build(fused=False)), strict=True):
+        assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_derivatives_are_those_of_finite_differences(is_dropped):
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias, a, b = draw(2, 3), draw(4, 3), draw(4), draw(2, 3), draw(4, 2)
+    dropped = draw(2, 3).requires_grad_() if is_dropped else None
+    inputs = [x.requires_grad_(), dropped, weight, bias, a.requires_grad_(), b.requires_grad_(), 1.5]
+    assert torch.autograd.gradcheck(fused_lora.LoraLinear.apply, inputs)
+    assert torch.autograd.gradgradcheck(fused_lora.LoraLinear.apply, inputs)
 
 
 def test_a_copy_of_a_model_uses_its_own_weights():
