@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import cycle
 from pathlib import Path
 
 import matplotlib
@@ -59,8 +58,8 @@ VERDICTS = {HOLDS: ("#23916a", "o"), FAILS: ("#cc4b5b", "X"), UNDECIDED: ("#7d85
 """Color and marker of each verdict; the colors have a contrast of 3 on a light and on a dark page."""
 GREY = "#7d858f"
 BLUE = "#2f7ec7"
-MACHINES = ((BLUE, "o"), ("#d9822b", "s"))
-"""Colors and markers of processors in the picture of ratios."""
+MACHINES = ((BLUE, "o"), ("#d9822b", "s"), ("#7a5bb5", "^"))
+"""Colors and markers of machines in the picture of ratios."""
 ROW = 0.3
 """Height of a row of a picture (inches)."""
 DIGITS = 3
@@ -129,10 +128,10 @@ class Results:
             for name, family in campaign.families.items()
         }
 
-        # By processor and ratio its values, and the line that has them; the last one counts.
+        # By machine and ratio its values, and the line that has them; the last one counts.
         self.speed: dict[str, dict[str, tuple[list[float], Line]]] = {}
         for line in read_lines(data / SPEED):
-            own = self.speed.setdefault(line["processor"], {})
+            own = self.speed.setdefault(f"{line['processor']}, {line['cores']} cores", {})
             own |= {name: (values, line) for name, values in line["ratios"].items()}
 
     def findings(self, names: Sequence[str]) -> list[Finding]:
@@ -234,21 +233,21 @@ def speed(results: Results, _: Sequence[str]) -> str:
     """The opening sentence of the page of performance, its picture, and the last values of each ratio.
 
     Raises:
-        UserError: a ratio of the sentence was not recorded.
+        UserError: a ratio of the sentence was not recorded on a machine.
     """
     every = {machine: medians(_values(own)) for machine, own in results.speed.items()}
 
     def times(name: str) -> str:
-        if missing := [machine for machine, own in every.items() if name not in own]:
-            where = f"{PUBLISHED / SPEED} lacks {name} of {', '.join(missing)}"
-            raise UserError(f"{where}: record it by python -m perf")
+        missing = [machine for machine, own in every.items() if name not in own]
+        if missing or not every:
+            where = f"{PUBLISHED / SPEED} lacks {name} of {' and of '.join(missing) or 'any machine'}"
+            raise UserError(f"{where}: record it there by python -m perf peers and generation")
         return " and ".join(f"{own[name]:.1f}" for own in every.values())
 
     rows: dict[tuple[str, str, str], list[Mapping[str, str]]] = {}  # by conditions
     for machine, own in results.speed.items():
         for name, (values, line) in own.items():
-            place = f"{machine}, {line['cores']} cores"
-            rows.setdefault((line["recipe"], place, short_commit(line["commit"])), []).append(
+            rows.setdefault((line["recipe"], machine, short_commit(line["commit"])), []).append(
                 {
                     "ratio": f"`{name}`",
                     "median": f"{every[machine][name]:.2f}",
@@ -256,15 +255,15 @@ def speed(results: Results, _: Sequence[str]) -> str:
                 }
             )
     tables = [
-        f"Recipe `{recipe}`, {place}, commit {commit}:\n\n{_table(own)}"
-        for (recipe, place, commit), own in rows.items()
+        f"Recipe `{recipe}`, {machine}, commit {commit}:\n\n{_table(own)}"
+        for (recipe, machine, commit), own in rows.items()
     ]
     sentence = (
         f"A round of FedBis is {times(FLOWER)} times as fast as in a tuned Flower app, a client of FedDPO"
         f" {times(TRL)} times as fast as with TRL's trainer, and sampling {times(SAMPLING)} times as fast as"
         " by transformers' batches"
     )
-    order = f", on {' and '.join(every)} in this order" if len(every) > 1 else ""
+    order = f" ({'; '.join(every)})" if len(every) > 1 else ""
     picture = "![Ratios and their medians](../images/results/performance.svg)"
     return "\n\n".join([f"{sentence}{order}.", picture, *tables])
 
@@ -370,11 +369,11 @@ def draw_speed(results: Results) -> bytes:
     names = list(dict.fromkeys(name for own in results.speed.values() for name in own if "against" in name))
     figure = Figure(figsize=(WIDTH, ROW * (len(names) + 3)), layout="constrained")
     axes = figure.subplots()
-    machines = zip(results.speed.items(), cycle(MACHINES), strict=False)
-    for number, ((machine, own), (color, marker)) in enumerate(machines):
+    for number, (machine, own) in enumerate(results.speed.items()):
+        color, marker = MACHINES[number % len(MACHINES)]
         for row, name in enumerate(names):
             values = np.round(own[name][0] if name in own else [math.nan], DIGITS)
-            place = row + 0.25 * number
+            place = row + 0.6 * number / len(results.speed)
             axes.plot(values, [place] * len(values), color=color, marker="|", markersize=10, linewidth=1)
             label = machine if row == 0 else None
             axes.plot([np.median(values)], [place], color=color, marker=marker, label=label, linestyle="")

@@ -9,6 +9,7 @@ need a checkout anyway.
 from __future__ import annotations
 
 import io
+import math
 import os
 import statistics
 import time
@@ -24,7 +25,8 @@ from pydantic import Field
 
 from components.config import UserError
 from components.environment import configure_libraries
-from components.reporting.changes import Change, change_rows, regressions
+from components.reporting.changes import Change, regressions
+from components.reporting.formats import MISSING, format_number
 from perf.commands import MEASUREMENTS
 from perf.harness import IDLE_LOAD, Ratios, find_conditions, medians
 from tasks.devices import POOL
@@ -53,7 +55,7 @@ def performance(
     pairs: Annotated[int, Field(ge=1)] = 3,
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.15,
     earlier_runs: Annotated[int, Field(ge=MIN_EARLIER)] = 7,
-    wait_minutes: float = 30.0,
+    wait_minutes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0,
 ) -> State[Any]:
     """Measure ratios, log them to the MLflow experiment `performance`, and judge them by earlier runs.
 
@@ -115,7 +117,7 @@ def judge(
 
     Args:
         ratios: of this run.
-        conditions: parameters of this run, among them its recipe; only runs with the same ones count.
+        conditions: parameters of this run; only runs with the same ones count.
         runs: parameters and metrics of earlier runs, the newest first.
         tolerance: fraction by which a ratio may be below the median.
         earlier_runs: number of last runs that the median is of.
@@ -123,15 +125,28 @@ def judge(
     same = [run for run in runs if conditions.items() <= run.items()]
     changes = []
     for name, now in ratios.items():
-        earlier = [run[name] for run in same if name in run][:earlier_runs]
+        earlier = [run[name] for run in same if math.isfinite(run.get(name, math.nan))][:earlier_runs]
         allowed = tolerance * statistics.median(earlier) if earlier else 0.0
-        changes.append(Change(conditions["recipe"], name, now, earlier, allowed, MIN_EARLIER))
+        changes.append(Change("", name, now, earlier, allowed, MIN_EARLIER))
     return changes
 
 
 def rows(changes: Sequence[Change]) -> list[dict[str, str]]:
-    """The table of the ratios, which are all of one recipe."""
-    return [{name: text for name, text in row.items() if name != "method"} for row in change_rows(changes)]
+    """The table of the ratios, with their changes in percent."""
+    return [
+        {
+            "ratio": change.figure,
+            "now": format_number(change.now),
+            "median before": format_number(change.median),
+            "change": _percent(change),
+            "verdict": change.verdict,
+        }
+        for change in changes
+    ]
+
+
+def _percent(change: Change) -> str:
+    return f"{change.change / change.median:+.1%}" if change.change is not None and change.median else MISSING
 
 
 def summarize(changes: Sequence[Change], tolerance: float) -> str:
@@ -206,7 +221,8 @@ def log_ratios(started: float, changes: Sequence[Change], params: Mapping[str, s
     client = mlflow_client()
     link = current_flow_run()
     judged = any(change.median is not None for change in changes)
-    worse = regressions(changes) or ("none" if judged else "not judged")
+    worse = ", ".join(change.figure for change in changes if change.is_regression)
+    worse = worse or ("none" if judged else "not judged")
     tags = link.tags() | {"git.commit": git_commit(), "regressions": worse}
     created = client.create_run(
         find_or_create_experiment(client, EXPERIMENT),

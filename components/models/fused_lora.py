@@ -34,7 +34,7 @@ class LoraLinear(torch.autograd.Function):
         result = multiply(rows, weight, bias).addmm_(hidden, b.to(weight.dtype).T, alpha=scale)
         ctx.save_for_backward(x if dropped is None else dropped, hidden, weight, a, b)
         ctx.scale = scale
-        return result.reshape(*x.shape[:-1], -1)
+        return result.reshape(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -46,7 +46,7 @@ class LoraLinear(torch.autograd.Function):
         gradient = gradients[0].reshape(-1, weight.shape[0])
         grad_hidden = (gradient @ b.to(weight.dtype)).mul_(ctx.scale)  # [T, r]
         grad_x = grad_dropped = grad_a = grad_b = None
-        shape = (*gradients[0].shape[:-1], -1)
+        shape = source.shape
         if ctx.needs_input_grad[0]:
             grad_x = product(gradient, weight.t())
             if not ctx.needs_input_grad[1]:

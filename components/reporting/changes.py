@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ MeansByArm = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Change:
-    """A figure of an arm, of which more is better, beside those of earlier runs."""
+    """A figure of which more is better, beside those of earlier runs."""
 
-    arm: str
+    arm: str  # of a benchmark; empty for a figure of the whole run
     figure: str  # its label
-    now: float | None  # mean over the seeds; None if it was not measured
-    earlier: Sequence[float]  # of the last runs of the same benchmark
+    now: float | None  # None if it was not measured
+    earlier: Sequence[float]  # of the last runs under the same conditions
     tolerance: float  # how far it may fall below their median
-    needed: int = 1  # earlier runs without which it is not judged
+    needed: int = 1  # earlier runs, at least, with which it is judged
 
     @property
     def median(self) -> float | None:
@@ -32,16 +33,18 @@ class Change:
 
     @property
     def change(self) -> float | None:
-        """The difference from the median; None where one of the two is missing."""
-        return None if self.now is None or self.median is None else self.now - self.median
+        """The difference from the median; None where one of the two is missing or not finite."""
+        difference = math.nan if self.now is None or self.median is None else self.now - self.median
+        return difference if math.isfinite(difference) else None
 
     @property
     def verdict(self) -> str:
         """What the change means."""
-        if self.now is None:
+        if self.now is None or not math.isfinite(self.now):
             return "not measured"
         if self.change is None:
-            return "first run" if not self.earlier else "too few runs before"
+            few = f"not judged: {len(self.earlier)} of {self.needed} earlier runs"
+            return few if self.needed > 1 else "first run"
         return "regression" if self.is_regression else "no regression"
 
     @property
@@ -51,7 +54,8 @@ class Change:
 
     def __str__(self) -> str:
         now, median = format_number(self.now), format_number(self.median)
-        return f"{self.arm}, {self.figure}: {now} after {median} (median of {len(self.earlier)} earlier runs)"
+        what = ", ".join(filter(None, (self.arm, self.figure)))
+        return f"{what}: {now} instead of {median} (median of {len(self.earlier)} earlier runs)"
 
 
 def find_changes(
@@ -62,14 +66,19 @@ def find_changes(
     for arm, metrics in means.items():
         for name, tolerance in tolerances.items():
             values = [named(run.get(arm, {}), name) for run in earlier]
-            known = [value for value in values if value is not None]
+            known = [value for value in values if value is not None and math.isfinite(value)]
             changes.append(Change(arm, alias_of(name).label, named(metrics, name), known, tolerance))
     return changes
 
 
-def change_rows(changes: Sequence[Change]) -> list[dict[str, str]]:
-    """A row of a table for each figure, with its verdict."""
-    return [
+def regressions(changes: Sequence[Change]) -> str:
+    """The changes that are regressions, as one line; empty without any."""
+    return "; ".join(str(change) for change in changes if change.is_regression)
+
+
+def changes_table(changes: Sequence[Change]) -> Table:
+    """The table of a benchmark's report, a row for each figure with its verdict."""
+    rows = [
         {
             "method": change.arm,
             "figure": change.figure,
@@ -81,18 +90,9 @@ def change_rows(changes: Sequence[Change]) -> list[dict[str, str]]:
         }
         for change in changes
     ]
-
-
-def regressions(changes: Sequence[Change]) -> str:
-    """The changes that are regressions, as one line; empty without any."""
-    return "; ".join(str(change) for change in changes if change.is_regression)
-
-
-def changes_table(changes: Sequence[Change]) -> Table:
-    """The table of a benchmark's report."""
     return Table.of(
         "Since the last runs",
-        change_rows(changes),
+        rows,
         "Means over the seeds, beside the median of the last runs of the same arms and seeds. The same code"
         " gives the same figures on the same machine: a change comes from code, recipe, data, libraries or"
         " machine. A regression is a fall by more than the benchmark's file allows (its key regressions).",

@@ -21,6 +21,7 @@ from docs.generate_results import (
     Results,
     counts_sentence,
     draw_claims,
+    draw_speed,
     files,
     own_settings,
     speed,
@@ -83,13 +84,20 @@ def test_ratios_are_given_for_each_processor_and_the_last_ones_count(tmp_path):
     assert sentence == (
         "A round of FedBis is 4.0 and 3.0 times as fast as in a tuned Flower app, a client of FedDPO 4.0 and"
         " 3.0 times as fast as with TRL's trainer, and sampling 4.0 and 3.0 times as fast as by transformers'"
-        " batches, on A and B in this order."
+        " batches (A, 2 cores; B, 2 cores)."
     )
     assert tables[0] == "Recipe `debug`, A, 2 cores, commit 0123456789ab:"
+    picture = draw_speed(Results(Campaign({}, LIST, tmp_path), tmp_path))
+    assert all(f"<!-- {machine}, 2 cores -->".encode() in picture for machine in "AB")
     assert f"| `{TRL}` | 3.00 | 2.00, 3.00, 7.00 |" in tables[3]
     del ratios[1]["ratios"][TRL]
     (tmp_path / SPEED).write_text("\n".join(map(json.dumps, ratios)), encoding="utf-8")
-    with pytest.raises(UserError, match=f"lacks {TRL} of B: record it by python -m perf"):
+    with pytest.raises(
+        UserError, match=f"lacks {TRL} of B, 2 cores: record it there by python -m perf peers"
+    ):
+        speed(Results(Campaign({}, LIST, tmp_path), tmp_path), [])
+    (tmp_path / SPEED).unlink()
+    with pytest.raises(UserError, match=f"lacks {FLOWER} of any machine"):
         speed(Results(Campaign({}, LIST, tmp_path), tmp_path), [])
 
 

@@ -79,6 +79,13 @@ def test_factors_alone_get_gradients_and_a_frozen_one_gets_none():
     assert layer.get_base_layer().weight.grad is None
 
 
+def test_no_rows_have_gradients_of_zero():
+    output, (by_states, *by_factors) = gradients(build(), STATES[:0])
+    assert output.shape == (0, 5, 40)
+    assert by_states.shape == (0, 5, 24)
+    assert not any(gradient.any() for gradient in by_factors)
+
+
 def test_the_states_that_a_layer_reads_do_not_change():
     states = STATES.clone()
     build()(states)
@@ -161,7 +168,15 @@ def test_all_products_of_a_bf16_layer_are_in_bf16(applications, dropout):
         assert difference <= 0.02 * expected.detach().float().norm()
 
 
-@pytest.mark.parametrize("has_onednn", [False, True])
+@pytest.mark.parametrize(
+    "has_onednn",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
+        ),
+    ],
+)
 def test_second_derivatives_are_those_of_peft(has_onednn, monkeypatch):
     monkeypatch.setattr(onednn, "_is_amd_with_avx512", lambda: has_onednn)
 

@@ -72,7 +72,10 @@ class CountedProducts(TorchDispatchMode):
 
 @pytest.mark.parametrize(("fused", "fp32"), [(False, 759), (True, 2)])
 def test_of_the_1010_products_of_a_selectors_micro_batch_2_are_in_fp32(fused, fp32, monkeypatch):
-    """They are counted in a narrow bf16 model with as many layers as Gemma-2B; all factors without fusion."""
+    """They are counted in a narrow bf16 model with as many layers as Gemma-2B.
+
+    Without the fused function, all products with factors are in fp32.
+    """
     if not fused:
         monkeypatch.setattr(fused_lora, "_can_fuse", lambda *_: False)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 18, "head_dim": 16}

@@ -1,6 +1,7 @@
 """The flow `benchmark/performance`, in this process: what it logs, its verdicts, and its final state."""
 
 import json
+import math
 import os
 from dataclasses import dataclass
 
@@ -107,22 +108,22 @@ def test_a_run_records_the_conditions_and_the_commit(logged):
 
 @pytest.mark.slow
 def test_the_first_three_runs_are_not_judged(nights, logged):
-    for night, run in zip(nights[:3], logged[:3], strict=True):
+    for number, (night, run) in enumerate(zip(nights[:3], logged[:3], strict=True)):
         assert night.state.is_completed()
         assert "none was judged, because fewer than 3" in night.state.message
-        assert {row["verdict"] for row in night.table} <= {"first run", "too few runs before"}
+        assert {row["verdict"] for row in night.table} == {f"not judged: {number} of 3 earlier runs"}
         assert run.data.tags["regressions"] == "not judged"
 
 
 @pytest.mark.slow
 def test_a_regression_fails_the_flow_after_everything_is_logged(nights, logged):
     last = nights[3]
-    sentence = "debug, scripted/new_against_old: 1.000 after 2.000 (median of 3 earlier runs)"
+    sentence = "scripted/new_against_old: 1.000 instead of 2.000 (median of 3 earlier runs)"
     assert last.state.is_failed()
     assert last.state.message == f"1 of 1 ratios fell by more than 15%: {sentence}."
     assert f"WARNING regression: {sentence}" in last.output
     assert [row["verdict"] for row in last.table] == ["regression"]
-    assert logged[3].data.tags["regressions"] == sentence
+    assert logged[3].data.tags["regressions"] == "scripted/new_against_old"
     assert logged[3].info.status == "FINISHED"
 
 
@@ -176,11 +177,12 @@ def test_measurements_that_do_not_exist_are_refused(names, message):
         ({"tolerance": 1.5}, "tolerance: Input should be less than 1"),
         ({"earlier_runs": 2}, "earlier_runs: Input should be greater than or equal to 3"),
         ({"pairs": 0}, "pairs: Input should be greater than or equal to 1"),
+        ({"wait_minutes": math.nan}, "wait_minutes: Input should be a finite number"),
     ],
 )
-def test_parameters_out_of_their_range_are_refused_before_anything_is_measured(parameters, message):
+def test_parameters_out_of_their_range_are_refused(parameters, message):
     with pytest.raises(ParameterTypeError, match=message):
-        nightly.performance("debug", **parameters)
+        nightly.performance.validate_parameters({"recipe": "debug"} | parameters)
 
 
 # --- what is a regression
@@ -204,12 +206,11 @@ def test_a_ratio_below_the_tolerance_is_a_regression():
     assert change.is_regression
     assert nightly.rows([change]) == [
         {
-            "figure": "speed",
-            "verdict": "regression",
+            "ratio": "speed",
             "now": "1.690",
             "median before": "2.000",
-            "change": "-0.310",
-            "runs before": "3",
+            "change": "-15.5%",
+            "verdict": "regression",
         }
     ]
 
@@ -219,12 +220,18 @@ def test_a_ratio_within_the_tolerance_or_above_is_no_regression(now):
     assert judged(now, earlier(2.0, 1.0, 3.0)).verdict == "no regression"
 
 
-@pytest.mark.parametrize(("values", "verdict"), [((), "first run"), ((2.0, 2.0), "too few runs before")])
-def test_with_fewer_than_three_earlier_runs_nothing_is_judged(values, verdict):
+@pytest.mark.parametrize("values", [(), (2.0, 2.0), (2.0, 2.0, math.nan)])
+def test_with_fewer_than_three_earlier_runs_nothing_is_judged(values):
     change = judged(0.1, earlier(*values))
     assert not change.is_regression
-    assert change.verdict == verdict
+    assert change.verdict == f"not judged: {len(values[:2])} of 3 earlier runs"
     assert "none was judged" in nightly.summarize([change], 0.15)
+
+
+def test_a_ratio_that_is_no_number_is_not_measured():
+    change = judged(math.nan, earlier(2.0, 2.0, 2.0))
+    assert change.verdict == "not measured"
+    assert nightly.rows([change])[0]["change"] == "-"
 
 
 def test_only_the_last_runs_count():
@@ -253,7 +260,7 @@ def test_the_summary_names_each_regression():
     runs = [{**HERE, "speed": 2.0, "memory": 2.0}] * 4
     changes = nightly.judge({"speed": 1.0, "memory": 2.0, "new": 1.0}, HERE, runs, 0.15, 7)
     assert nightly.summarize(changes, 0.15) == (
-        "1 of 3 ratios fell by more than 15%: debug, speed: 1.000 after 2.000 (median of 4 earlier runs)."
+        "1 of 3 ratios fell by more than 15%: speed: 1.000 instead of 2.000 (median of 4 earlier runs)."
     )
     assert nightly.summarize(changes[1:], 0.15) == "No regression: 1 of 2 ratios were judged."
 

@@ -165,6 +165,7 @@ def known_row_types():
     for name in SOURCES.names():
         SOURCES.load(name)
     found = {one for one in row_types() if vars(sys.modules[one.__module__]).get(one.__name__) is one}
+    assert found
     return sorted(
         (one for one in found if one.__module__.startswith("components.") and not isabstract(one)),
         key=lambda row_type: (row_type.__module__, row_type.__name__),

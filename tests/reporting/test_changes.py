@@ -1,5 +1,7 @@
 """Figures of a benchmark beside those of its last runs, and what is a regression."""
 
+import math
+
 import pytest
 
 from components.reporting.changes import changes_table, find_changes
@@ -16,7 +18,7 @@ def test_a_figure_is_compared_with_the_median_of_the_last_runs():
     assert change.median == 0.72
     assert change.change == pytest.approx(0.03)
     assert change.verdict == "no regression"
-    assert str(change) == "FedBis, pair accuracy: 0.750 after 0.720 (median of 3 earlier runs)"
+    assert str(change) == "FedBis, pair accuracy: 0.750 instead of 0.720 (median of 3 earlier runs)"
 
 
 @pytest.mark.parametrize(
@@ -33,9 +35,12 @@ def test_a_first_run_and_a_figure_that_was_not_measured_are_no_regressions_and_s
     (first,) = find_changes(night(0.7), [], ACCURACY)
     (other_arms,) = find_changes(night(0.7), [night(0.9, arm="FedDPO")], ACCURACY)
     (missing,) = find_changes({"FedBis": {}}, [night(0.9)], ACCURACY)
-    verdicts = [change.verdict for change in (first, other_arms, missing)]
-    assert verdicts == ["first run", "first run", "not measured"]
-    assert not any(change.is_regression for change in (first, other_arms, missing))
+    (no_number,) = find_changes(night(math.nan), [night(0.9)], ACCURACY)
+    (after_none,) = find_changes(night(0.7), [night(math.nan)], ACCURACY)
+    changes = (first, other_arms, missing, no_number, after_none)
+    verdicts = ["first run", "first run", "not measured", "not measured", "first run"]
+    assert [change.verdict for change in changes] == verdicts
+    assert not any(change.is_regression for change in changes)
 
 
 def test_the_table_has_a_row_for_each_arm_and_figure():

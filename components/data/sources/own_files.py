@@ -58,7 +58,7 @@ class OwnRow(ConversationRow):
 
 
 def _number(text: Any) -> Any:
-    """A number of a csv file, None where it is empty; other values as they are, which are refused then."""
+    """A number of a csv file, None where it is empty; the field checks other values."""
     if not isinstance(text, str):
         return text
     try:
