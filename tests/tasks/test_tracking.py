@@ -632,7 +632,7 @@ def test_a_benchmark_is_compared_with_its_last_finished_runs_of_the_same_arms_an
     ]
     assert earlier_means(first, NIGHTLY) == []
     assert client.get_run(last).data.tags["regressions"] == (
-        "FedBis, pair accuracy: 0.600 after 0.750 (median of 2 earlier runs)"
+        "FedBis, pair accuracy: 0.600 instead of 0.750 (median of 2 earlier runs)"
     )
     assert client.get_run(first).data.tags["regressions"] == "none"
 
