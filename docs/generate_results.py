@@ -261,11 +261,10 @@ def speed(results: Results, _: Sequence[str]) -> str:
     sentence = (
         f"A round of FedBis is {times(FLOWER)} times as fast as in a tuned Flower app, a client of FedDPO"
         f" {times(TRL)} times as fast as with TRL's trainer, and sampling {times(SAMPLING)} times as fast as"
-        " by transformers' batches"
+        f" by transformers' batches ({'; '.join(every)})."
     )
-    order = f" ({'; '.join(every)})" if len(every) > 1 else ""
     picture = "![Ratios and their medians](../images/results/performance.svg)"
-    return "\n\n".join([f"{sentence}{order}.", picture, *tables])
+    return "\n\n".join([sentence, picture, *tables])
 
 
 def _values(own: Mapping[str, tuple[list[float], Line]]) -> dict[str, list[float]]:

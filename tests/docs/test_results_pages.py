@@ -72,7 +72,7 @@ def test_a_sentence_counts_the_verdicts():
     assert counts_sentence("claims", [finding(HOLDS)]) == "Of 1 claims, 1 holds, 0 fail and 0 are undecided."
 
 
-def test_ratios_are_given_for_each_processor_and_the_last_ones_count(tmp_path):
+def test_ratios_are_given_for_each_machine_and_the_last_ones_count(tmp_path):
     lines = [("A", [1.0]), ("B", [2.0, 3.0, 7.0]), ("A", [4.0])]
     conditions = {"recipe": "debug", "cores": "2", "commit": "0123456789abcdef"}
     ratios = [
