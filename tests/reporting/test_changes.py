@@ -36,9 +36,9 @@ def test_a_first_run_and_a_figure_that_was_not_measured_are_no_regressions_and_s
     (other_arms,) = find_changes(night(0.7), [night(0.9, arm="FedDPO")], ACCURACY)
     (missing,) = find_changes({"FedBis": {}}, [night(0.9)], ACCURACY)
     (no_number,) = find_changes(night(math.nan), [night(0.9)], ACCURACY)
-    (after_none,) = find_changes(night(0.7), [night(math.nan)], ACCURACY)
-    changes = (first, other_arms, missing, no_number, after_none)
-    verdicts = ["first run", "first run", "not measured", "not measured", "first run"]
+    (after_both,) = find_changes(night(0.7), [night(math.nan), night(0.7)], ACCURACY)
+    changes = (first, other_arms, missing, no_number, after_both)
+    verdicts = ["first run", "first run", "not measured", "not measured", "no regression"]
     assert [change.verdict for change in changes] == verdicts
     assert not any(change.is_regression for change in changes)
 
