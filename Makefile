@@ -5,11 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
+# Without bytecode every process compiles torch, Prefect and MLflow again; empty is off, whatever the environment has.
+export PYTHONDONTWRITEBYTECODE :=
 # A file's tests share its fixtures, so they run in one process; tests/conftest.py puts the longest files first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint lint-types lint-code lint-docs docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
+.PHONY: help install demo test test-fast test-long lint lint-types lint-code lint-docs docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,7 +19,7 @@ help:  ## this list
 install: $(STAMP)  ## .venv with pinned dependencies, and the embedded backbone; quick when nothing changed
 	@$(BIN)/python -c "from components.environment import configure_libraries; configure_libraries(); from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
 
-# --no-compile: modules are compiled when they are first imported, and most of them never are.
+# --no-compile: pip compiles with one core, compileall with all of them. Some libraries have templates that do not compile.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no '$(PYTHON)' here: install Python 3.11 or newer, or name one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1): name a newer one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
@@ -25,16 +27,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing pinned dependencies into $(VENV) (minutes the first time) ..."
 	@$(PIP) install --no-compile -c constraints.txt torch==2.13.0
 	@$(PIP) install --no-compile -c constraints.txt -e '.[alpaca-eval,demo,dev,ray]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib components flows infra perf tasks || true
 	@touch $@
 
 demo: install  ## the whole pipeline on the recipe summarization/demo
 	@$(BIN)/fed-rlhf run summarization/demo
 
-test: install  ## all tests, in two processes; PYTEST_ARGS are passed to pytest
-	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+test: install  ## every behavior, in two processes; PYTEST_ARGS are passed to pytest
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
 
-test-fast: install  ## all but the tests marked slow: a minute and a half
-	@$(BIN)/python -m pytest $(PARALLEL) -m 'not slow' $(PYTEST_ARGS)
+test-fast: install  ## without whole runs, servers and processes of their own
+	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not pipeline' $(PYTEST_ARGS)
+
+test-long: install  ## the same behavior over every method, on Ray, under kills and many random inputs; an hour
+	@FED_RLHF_EXAMPLES=2000 $(BIN)/python -m pytest $(PARALLEL) -m long $(PYTEST_ARGS)
 
 lint: install  ## style, formatting, the direction of imports, types, and the documentation
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-types lint-code lint-docs

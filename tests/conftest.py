@@ -36,37 +36,14 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
     os.environ["FED_RLHF_BACKBONES"] = tempfile.mkdtemp(prefix="fed-rlhf-backbones-")
 
 
-LONG_FILES = (
-    "test_ray.py",
-    "test_names_of_clients.py",
-    "test_fed_rlhf.py",
-    "test_schedule.py",
-    "test_benchmark.py",
-    "test_wheel.py",
-    "test_crashes.py",
-    "test_paper_scale.py",
-    "test_client_adapters.py",
-    "test_objectives.py",
-    "test_private_modules.py",
-    "test_own_pairs.py",
-    "test_loss_curves.py",
-    "test_dvc.py",
-    "test_plugin.py",
-    "test_runs.py",
-    "test_costs.py",
-)
-"""Files that take longest, in the order in which they are started."""
+pytest_plugins = ["tests.support.costs"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first, so that no process runs one alone at the end."""
-
-    def place(item: pytest.Item) -> int:
-        if item.path.name in LONG_FILES:
-            return LONG_FILES.index(item.path.name)
-        return len(LONG_FILES) + (item.path.parent.name not in ("flows", "infra"))
-
-    items.sort(key=place)
+    """Mark the tests that use the session's Prefect server."""
+    for item in items:
+        if "prefect_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.pipeline)
 
 
 @pytest.fixture(scope="session")

@@ -567,7 +567,7 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 ANNOTATOR = "evaluation.alpaca_eval={annotators_config: foo}"
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 @pytest.mark.parametrize(
     ("arguments", "status", "part"),
     [

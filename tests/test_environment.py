@@ -68,7 +68,7 @@ def count_faults(**variables: str) -> tuple[int, int, int]:
     return first, second, released
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 @glibc
 def test_freed_memory_serves_the_next_tensor_until_it_is_released():
     first, second, released = count_faults()
@@ -79,7 +79,7 @@ def test_freed_memory_serves_the_next_tensor_until_it_is_released():
 USER_SETTINGS = [("MALLOC_ARENA_MAX", "2"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2")]
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 @glibc
 @pytest.mark.parametrize(("name", "value"), USER_SETTINGS)
 def test_malloc_is_not_configured_where_the_user_has_configured_it(name, value):

@@ -116,7 +116,6 @@ def test_nothing_in_the_folder_is_pickled(alignment):
     assert files == {"adapter_model.safetensors", "adapter_config.json", "prompt_template.txt"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reference", "rank", "alpha"), [("base", 4, 32.0), ("round_start", 2, 4.0), ("sft", 6, 6.0)]
 )

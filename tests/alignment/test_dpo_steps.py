@@ -116,7 +116,6 @@ def test_pairs_of_similar_length_share_a_micro_batch(policy, config_with):
     assert widths == sorted(widths)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -145,7 +144,6 @@ def test_the_steps_are_those_of_trl(debug, config_with, tmp_path, settings):
         assert torch.allclose(tensor, expected[name], atol=2e-4)
 
 
-@pytest.mark.slow
 def test_a_training_with_dropout_is_a_function_of_the_seed(debug, config_with, tmp_path):
     lora = debug.policy.lora.model_copy(update={"dropout": 0.3})
     settings = debug.policy.model_copy(update={"lora": lora})

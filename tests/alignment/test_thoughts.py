@@ -407,7 +407,6 @@ def write_digits(policy):
 MANY = [question_named(f"{name} " * n) for n, name in enumerate(["one", "two", "three", "four", "five"], 1)]
 
 
-@pytest.mark.slow
 def test_trees_grown_together_are_those_grown_one_at_a_time_by_fewer_and_larger_calls(real_models):
     models, settings = real_models
     with recorded_rows(models.evaluator.policy.model) as rows:
@@ -463,7 +462,6 @@ def test_models_in_turn_need_an_evaluator_in_this_process():
         ThoughtsConfig(loading="in_turn", evaluator={"base_url": "http://127.0.0.1:1/v1"})
 
 
-@pytest.mark.slow
 def test_a_run_that_is_killed_in_a_batch_resumes_to_the_same_bytes(real_models, tmp_path):
     """At the fourth call, the second level of the second batch, the first batch is in the file."""
     models, settings = real_models

@@ -101,7 +101,7 @@ def test_help_imports_no_heavy_package():
     assert imported_packages("--help") & HEAVY == set()
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_completion_of_recipes_imports_no_framework():
     variables = {"_FED_RLHF_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "fed-rlhf run s"}
     variables |= {"COMP_WORDS": "fed-rlhf run s", "COMP_CWORD": "2"}

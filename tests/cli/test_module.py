@@ -6,19 +6,28 @@ import sys
 
 import pytest
 
+from flows.module import main
 from tests.support.pipeline import ROOT, environment_without
 
 
-def call(*arguments, home):
-    environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_HOME") | {"FED_RLHF_HOME": str(home)}
-    command = [sys.executable, "-m", "flows.fed_rlhf", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """A function that calls the module in this process; gives its exit status, output and errors."""
+    monkeypatch.setenv("FED_RLHF_HOME", str(tmp_path))
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["flows.fed_rlhf", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return call
 
 
-def test_a_recipe_is_checked_with_overrides_in_any_place(tmp_path):
-    done = call("federation.rounds=2", "--recipe", "debug", "--check", home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("debug: the recipe is valid")
+def test_a_recipe_is_checked_with_overrides_in_any_place(call):
+    status, output, errors = call("federation.rounds=2", "--recipe", "debug", "--check")
+    assert status == 0, errors
+    assert output.startswith("debug: the recipe is valid")
 
 
 @pytest.mark.parametrize(
@@ -31,17 +40,24 @@ def test_a_recipe_is_checked_with_overrides_in_any_place(tmp_path):
         (["--resume", "nope", "federation.rounds=2"], "error: a resumed run continues with its own recipe"),
     ],
 )
-def test_wrong_arguments_are_refused_with_a_sentence(tmp_path, arguments, message):
-    done = call(*arguments, home=tmp_path)
-    assert done.returncode == 2
-    assert re.search(message, done.stderr)
-    assert "Traceback" not in done.stderr
+def test_wrong_arguments_are_refused_with_a_sentence(call, arguments, message):
+    status, _, errors = call(*arguments)
+    assert status == 2
+    assert re.search(message, errors)
 
 
-@pytest.mark.slow
-def test_a_run_is_run_and_checked_by_its_id(tmp_path):
-    done = call("--recipe", "debug", "federation.rounds=1", "evaluation.judge.steps=1", home=tmp_path)
+@pytest.mark.pipeline
+def test_a_process_runs_the_pipeline_and_its_run_is_checked_by_its_id(call, tmp_path):
+    environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_HOME")
+    arguments = ["--recipe", "debug", "federation.rounds=1", "evaluation.judge.steps=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.fed_rlhf", *arguments],
+        cwd=ROOT,
+        env=environment | {"FED_RLHF_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").glob("debug-*")
     assert f"fed-rlhf show {folder.name} --open" in done.stdout
-    assert call("--resume", folder.name, "--check", home=tmp_path).returncode == 0
+    assert call("--resume", folder.name, "--check")[0] == 0

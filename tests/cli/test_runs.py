@@ -38,8 +38,7 @@ class FinishedRun:
 
 def run_command(place, *arguments):
     """Output of a command that runs a flow, with the settings of a workplace."""
-    variables = {"PREFECT_API_URL": place.prefect_url}
-    result, _ = place.call(lambda: fed_rlhf(*arguments, variables=variables))
+    result, _ = place.call(lambda: fed_rlhf(*arguments))
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -96,21 +95,18 @@ def folder_size(folder):
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.slow
 def test_a_finished_run_prints_its_report(finished):
     summary = (finished.folder / "report" / "summary.txt").read_text().strip()
     assert summary
     assert summary in finished.output
 
 
-@pytest.mark.slow
 def test_a_run_has_its_recipe_with_the_overrides(finished, tmp_path):
     recipe = Run("run", finished.folder).recipe()
     chosen = ["runtime.cpu_workers=1", "runtime.task_runner=threads"]
     assert recipe == store_inputs(load_recipe("debug", [*OVERRIDES, *chosen]), tmp_path)
 
 
-@pytest.mark.slow
 def test_the_table_shows_recipe_method_state_and_age_of_a_finished_run(copied):
     row = table_row(copied.name)
     assert row["recipe"] == "debug"
@@ -119,7 +115,6 @@ def test_the_table_shows_recipe_method_state_and_age_of_a_finished_run(copied):
     assert re.fullmatch("now|(a|[0-9]+) (second|minute)s? ago", row["last written"])
 
 
-@pytest.mark.slow
 def test_the_headline_figures_are_those_of_the_report(finished, copied):
     from components.io import read_json
 
@@ -137,12 +132,10 @@ def test_the_headline_has_the_worst_client_and_the_spread_and_leaves_out_what_is
     assert format_headline({"aligned_vs_base/win_rate": 0.5}) == "win rate 50.0%"
 
 
-@pytest.mark.slow
 def test_the_size_is_that_of_the_folder(copied):
     assert table_row(copied.name)["size"] == f"{folder_size(copied) / 1e6:.1f} MB"
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_shown_with_its_report_and_its_mlflow_run(copied):
     shown = fed_rlhf("show", copied.name).stdout
     assert f"{copied.name}: debug, fedbis, finished" in shown
@@ -151,7 +144,6 @@ def test_a_finished_run_is_shown_with_its_report_and_its_mlflow_run(copied):
     assert (copied / "report" / "summary.txt").read_text().rstrip() in shown
 
 
-@pytest.mark.slow
 def test_a_stopped_run_is_resumed_with_its_own_recipe(finished):
     place = finished.place
     folder = shutil.copytree(finished.folder, place.runs / "stopped-1")
@@ -164,7 +156,6 @@ def test_a_stopped_run_is_resumed_with_its_own_recipe(finished):
     shutil.rmtree(folder)
 
 
-@pytest.mark.slow
 def test_run_ids_are_completed(copied):
     variables = {"_FED_RLHF_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "fed-rlhf show debug"}
     variables |= {"COMP_WORDS": "fed-rlhf show debug", "COMP_CWORD": "2"}
@@ -297,7 +288,6 @@ def test_the_folder_of_runs_itself_is_not_deleted(runs, name):
     assert runs.is_dir()
 
 
-@pytest.mark.slow
 def test_the_aligned_policy_of_a_run_is_exported(copied, tmp_path):
     printed = fed_rlhf("export", copied.name, str(tmp_path / "policy")).stdout
     assert printed == f"exported to {tmp_path / 'policy'}; its README.md says how to use it\n"
@@ -315,14 +305,12 @@ def test_the_aligned_policy_of_a_run_is_exported(copied, tmp_path):
     assert [text for text in words if text not in readme] == []
 
 
-@pytest.mark.slow
 def test_a_run_that_is_not_evaluated_is_exported_without_figures(copied, tmp_path):
     (copied / "evaluate.done").unlink()
     fed_rlhf("export", copied.name, str(tmp_path / "policy"))
     assert "before its evaluation, and has no figures yet" in (tmp_path / "policy" / "README.md").read_text()
 
 
-@pytest.mark.slow
 def test_an_adapter_of_the_federation_is_exported_by_its_name(copied, tmp_path):
     fed_rlhf("export", copied.name, str(tmp_path / "selector"), "--adapter", "selector", "--merge")
     prompt_format = json.loads((tmp_path / "selector" / "prompt_format.json").read_text())
@@ -332,7 +320,6 @@ def test_an_adapter_of_the_federation_is_exported_by_its_name(copied, tmp_path):
     assert "They are of the run as a whole, of which this adapter is a part." in readme
 
 
-@pytest.mark.slow
 def test_an_unknown_adapter_is_not_exported(copied, tmp_path):
     error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "judge")
     assert error == f"error: run {copied.name} has no adapter 'judge': there are selector.\n"
@@ -348,7 +335,6 @@ def test_an_unfinished_run_is_not_exported(options, opened, tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_nothing_is_exported_into_a_folder_with_files(copied):
     error = refusal("export", copied.name, str(copied))
     assert "is not an empty folder" in error
@@ -361,7 +347,6 @@ def change_result(path, key, **values):
     path.write_text(json.dumps(result))
 
 
-@pytest.mark.slow
 def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapter(copied, tmp_path):
     change_result(copied / "federation" / "result.json", "outcome", kind="client-adapters")
     aligned = copied / "alignment" / "result.json"
@@ -372,7 +357,6 @@ def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapte
     assert "--adapter (selector)" in error
 
 
-@pytest.mark.slow
 def test_an_adapter_that_is_completed_by_private_modules_is_not_merged(copied, tmp_path):
     change_result(copied / "federation" / "result.json", "outcome", kind="personalized-clients")
     error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "selector", "--merge")
@@ -380,7 +364,6 @@ def test_an_adapter_that_is_completed_by_private_modules_is_not_merged(copied, t
     assert fed_rlhf("export", copied.name, str(tmp_path / "x"), "--adapter", "selector").exit_code == 0
 
 
-@pytest.mark.slow
 def test_the_page_of_the_run_folder_names_every_file_of_a_run(finished):
     page = (ROOT / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
     paths = [*finished.folder.glob("*"), *finished.folder.glob("*/*")]

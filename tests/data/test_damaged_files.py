@@ -24,11 +24,11 @@ ROW = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}).encode() + b"\
 
 
 def refused(path, words):
-    """The refusal of a file: one line that names it, within seconds also on a slow machine."""
-    since = time.monotonic()
+    """The refusal of a file: one line that names it, within seconds of the processor."""
+    since = time.process_time()
     with pytest.raises(DataError, match=words) as error:
         read_file(path)
-    assert time.monotonic() - since < 5
+    assert time.process_time() - since < 5
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -110,7 +110,6 @@ def test_no_paper_serves_two_purposes(annotators):
     assert Counter(row.split for row in annotators.prompts) == {"align": 60, "test": 40}
 
 
-@pytest.mark.slow
 def test_aclsum_is_a_function_of_the_seed(annotators):
     again, other = (sources.load(DataConfig(source="aclsum"), seed) for seed in (0, 1))
     assert again.pairs == annotators.pairs
@@ -118,7 +117,6 @@ def test_aclsum_is_a_function_of_the_seed(annotators):
     assert other.pairs != annotators.pairs
 
 
-@pytest.mark.slow
 def test_aclsum_has_one_annotator_per_client_and_refuses_more_papers_than_the_data_have():
     data = sources.load(DataConfig(source="aclsum", clients=5, options={"papers_per_annotator": 2}), 0)
     assert data.true_clusters == {f"annotator-{i:02d}": aclsum.ASPECTS[i % 3] for i in range(5)}
@@ -217,7 +215,6 @@ def test_chitchat_refuses_more_clients_judges_or_prompts_than_people_allow(talks
         people()  # everyone here is a client or speaks with one
 
 
-@pytest.mark.slow
 def test_the_real_conversations_give_clients_judges_and_prompts_of_different_people():
     data = sources.load(DataConfig(source="chitchat", clients=30), 0)
     assert len({row.client_id for row in data.pairs}) == 30
@@ -235,7 +232,6 @@ def test_the_real_conversations_give_clients_judges_and_prompts_of_different_peo
     assert min(Counter(row.client_id for row in data.pairs).values()) >= 20
 
 
-@pytest.mark.slow
 def test_a_prompt_has_the_request_and_the_first_words_of_the_abstract(annotators):
     assert aclsum.show("T", "one two  three") == "TITLE: T\nABSTRACT: one two  three"
     assert aclsum.show("T", "one two three", " Sum up. ", 2) == "Sum up.\n\nTITLE: T\nABSTRACT: one two ..."

@@ -17,7 +17,7 @@ from tests.support.hub_data import comparisons, posts
 from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_checking_a_data_section_imports_no_heavy_library():
     heavy = "'torch', 'datasets', 'pandas', 'pyarrow', 'great_expectations', 'aclsum', 'chitchat_dataset'"
     code = (
@@ -73,7 +73,6 @@ def test_sixty_percent_of_the_tldr_posts_are_reserved_for_supervised_fine_tuning
     assert used[0] == used[1]
 
 
-@pytest.mark.slow
 def test_all_53_tldr_workers_are_clients_if_the_judge_is_trained_on_the_validation_part(tmp_path):
     """Table 5: one of the workers has a single comparison, and is a client nevertheless."""
     train = comparisons([f"w{n:02d}" for n in range(1, 53)], 4) + comparisons(["w00"], 1, start=1000)

@@ -39,7 +39,6 @@ def split_of(prompt, data):
     return assign([prompt], data.validation, data.test, 0)[0]
 
 
-@pytest.mark.slow
 def test_each_source_is_a_client_with_its_own_domains_and_labels(tmp_path):
     code = [
         {
@@ -75,7 +74,6 @@ def test_each_source_is_a_client_with_its_own_domains_and_labels(tmp_path):
     assert len(rows) + len(judged) + sum(dropped.values()) == 120
 
 
-@pytest.mark.slow
 def test_the_judges_pairs_and_the_servers_prompts_of_all_sources_are_concatenated(tmp_path):
     shares = {"align_share": 0.3, "judge_clients": 0.3}
     parts = [
@@ -116,7 +114,6 @@ def test_a_prompt_of_two_sources_is_in_one_split_and_once_among_the_servers_prom
     assert len(tested) > 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spelled", ["question {}", " Question  {}"])
 def test_where_splits_of_two_sources_differ_the_most_held_out_one_is_used_and_other_rows_are_counted(
     tmp_path, spelled
@@ -166,7 +163,6 @@ def test_prompts_of_the_judge_and_the_server_that_another_source_holds_out_are_d
     assert "align" in [row.split for row in alone.prompts], "or nothing is tested here"
 
 
-@pytest.mark.slow
 def test_groups_of_two_sources_are_distinct_unless_they_are_the_prompt(tmp_path):
     parts = [
         own(
@@ -187,7 +183,6 @@ def test_groups_of_two_sources_are_distinct_unless_they_are_the_prompt(tmp_path)
     assert all(len(clients) == 1 for clients in owners.values())
 
 
-@pytest.mark.slow
 def test_max_pairs_of_a_source_samples_whole_prompts_as_that_of_the_recipe_does(tmp_path):
     rows = [pair(i // 2, "a", chosen=f"yes {i}" + " so" * (i % 3)) for i in range(160)]
     parts = [
@@ -242,14 +237,12 @@ def test_a_source_may_have_a_test_share_of_its_own(tmp_path):
     assert 20 <= counts["b", "test"] <= 60
 
 
-@pytest.mark.slow
 def test_one_source_may_be_in_a_mixture_twice_under_two_names_even_with_the_same_rows(tmp_path):
     rows = [pair(i, "a") for i in range(60)]
     prepare(mixture(own(tmp_path, "one", rows), own(tmp_path, "two", rows)), 0, tmp_path / "data")
     assert Counter(r["client_id"] for r in prepared_rows(tmp_path / "data")) == {"one": 60, "two": 60}
 
 
-@pytest.mark.slow
 def test_a_source_with_owners_is_one_client_and_its_judges_are_separate(fixtures, tmp_path):
     parts = [
         {
@@ -270,7 +263,6 @@ def test_a_source_with_owners_is_one_client_and_its_judges_are_separate(fixtures
     )
 
 
-@pytest.mark.slow
 def test_a_column_of_the_users_files_and_the_source_itself_can_name_the_clients(tmp_path):
     parts = [
         own(
@@ -290,7 +282,6 @@ def test_a_column_of_the_users_files_and_the_source_itself_can_name_the_clients(
     assert Counter(r["client_id"] for r in prepared_rows(tmp_path / "data")) == {"first": 60}
 
 
-@pytest.mark.slow
 def test_a_source_of_which_others_hold_out_everything_is_refused(tmp_path):
     held_out = own(
         tmp_path,
@@ -327,7 +318,6 @@ def test_each_source_is_loaded_from_the_hub_with_its_own_revision(monkeypatch):
     assert all(r.chosen.startswith("jondurbin") == (r.client_id == "py-dpo") for r in data.pairs)
 
 
-@pytest.mark.slow
 def test_two_real_samples_are_two_clients_and_no_row_is_lost_uncounted(samples, tmp_path):
     parts = [
         {"source": "hh-rlhf", "path": str(samples / "hh_rlhf" / "harmless_base_even.jsonl.gz")},

@@ -49,7 +49,6 @@ def test_groups_that_no_prompt_connects_give_no_warning(tmp_path):
     assert load(section(tmp_path / "p.jsonl", rows), 0).warnings == ()
 
 
-@pytest.mark.slow
 def test_the_warning_is_in_the_report_of_the_preparation(tmp_path):
     rows = conversations(60, lambda n: "Hello" if n < 40 else f"Hello {n}")
     data = data_config(

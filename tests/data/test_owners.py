@@ -38,7 +38,6 @@ def prepared(data, folder, seed=0, **more):
 # --- margin
 
 
-@pytest.mark.slow
 def test_the_partition_margin_assigns_the_easiest_pairs_to_the_first_client_and_whole_groups(tmp_path):
     data = written(
         tmp_path / "p.jsonl",
@@ -91,7 +90,6 @@ def test_the_partition_margin_refuses_more_clients_than_prompts(tmp_path):
 # --- column
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_a_column_of_the_users_own_file_names_the_clients_and_is_kept(tmp_path, kind):
     rows = [pair(i) for i in range(90)]
@@ -109,7 +107,6 @@ def test_a_column_of_the_users_own_file_names_the_clients_and_is_kept(tmp_path, 
     assert {row.column for row in unnamed.pairs} == {None}, "it is read only where the recipe names it"
 
 
-@pytest.mark.slow
 def test_a_column_of_the_record_names_the_clients_of_any_source(fixtures, tmp_path):
     data = {
         "source": "auto-j",
@@ -122,7 +119,6 @@ def test_a_column_of_the_record_names_the_clients_of_any_source(fixtures, tmp_pa
     }
 
 
-@pytest.mark.slow
 def test_pairs_with_values_of_no_client_are_left_out_and_counted(tmp_path):
     data = written(tmp_path / "p.jsonl", [pair(i) for i in range(80)])
     report, rows = prepared(
@@ -141,7 +137,6 @@ def test_pairs_with_values_of_no_client_are_left_out_and_counted(tmp_path):
     assert report.rows.left_out == {"value of data.column not among the clients": 20}
 
 
-@pytest.mark.slow
 def test_fewer_clients_than_values_of_a_column_are_the_largest_ones(tmp_path):
     data = written(
         tmp_path / "p.jsonl", [pair(i, domain="large" if i % 2 else f"small{i % 3}") for i in range(60)]
@@ -156,7 +151,6 @@ def test_fewer_clients_than_values_of_a_column_are_the_largest_ones(tmp_path):
         prepared(data, tmp_path / "data", partition="column", column="domain", clients=5)
 
 
-@pytest.mark.slow
 def test_rows_of_one_question_may_be_with_two_clients_of_a_column(tmp_path):
     data = written(
         tmp_path / "p.jsonl",
@@ -166,7 +160,6 @@ def test_rows_of_one_question_may_be_with_two_clients_of_a_column(tmp_path):
     assert len({(r["prompt"], r["client_id"]) for r in rows}) == 2 * len({r["prompt"] for r in rows}) == 120
 
 
-@pytest.mark.slow
 def test_the_judges_rows_are_separate_from_the_clients_of_a_column(tmp_path):
     data = written(tmp_path / "p.jsonl", [pair(i) for i in range(120)])
     _, rows = prepared(

@@ -33,7 +33,6 @@ def test_a_prompts_split_is_a_function_of_seed_and_prompt_with_the_configured_sh
     assert assign(groups, 0.1, 0.2, seed=2) != splits
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "partition",
     [{"partition": "natural"}, {"partition": "dirichlet", "clients": 4}, {"partition": "iid", "clients": 4}],
@@ -84,7 +83,6 @@ def two_spellings(source, folder):
     return str(folder if len(parts) > 1 else folder / "pairs.jsonl")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["jsonl", "hh-rlhf", "hh-rlhf, split", "auto-j"])
 def test_prompts_that_differ_in_case_and_white_space_only_are_in_one_split_and_one_client(source, tmp_path):
     path = two_spellings(source, tmp_path)
@@ -137,7 +135,6 @@ def test_groups_that_share_a_prompt_become_the_smallest_of_them_and_others_stay(
     assert [pair.group for pair in grouped(pairs[::-1])] == ["else", "t1", "t2", "t1", "t1", "t1"]
 
 
-@pytest.mark.slow
 def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path):
     def comparison(i, k):
         info = {
@@ -175,7 +172,6 @@ def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path
     assert all(len(s) == 1 for s in splits.values())
 
 
-@pytest.mark.slow
 def test_both_directions_of_a_disagreement_survive(tmp_path):
     """The reference code lost half of the pairs by an append under `if choice == 1`."""
     rows = [
@@ -191,7 +187,6 @@ def test_both_directions_of_a_disagreement_survive(tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_the_prepared_folder_has_the_files_that_records_describes(own, tmp_path):
     folder = tmp_path / "runs" / "data"
     report = prepare(DataConfig(**own, partition="natural"), 0, folder, docs=True)
@@ -214,7 +209,6 @@ def test_the_prepared_folder_has_the_files_that_records_describes(own, tmp_path)
     assert [p.name for p in folder.parent.iterdir()] == ["data"]
 
 
-@pytest.mark.slow
 def test_preparing_again_replaces_the_folder_with_the_same_rows(own, tmp_path):
     folder = tmp_path / "data"
     prepare(DataConfig(**own), 0, folder)
@@ -227,7 +221,6 @@ def test_preparing_again_replaces_the_folder_with_the_same_rows(own, tmp_path):
     assert (folder / "pairs.parquet").read_bytes() != first
 
 
-@pytest.mark.slow
 def test_fewer_clients_than_owners_are_those_with_most_pairs_and_the_rest_is_counted(tmp_path):
     rows = []
     for c in range(4):
@@ -250,7 +243,6 @@ def test_fewer_clients_than_owners_are_those_with_most_pairs_and_the_rest_is_cou
         prepare(DataConfig(**recipe, clients=5), 0, tmp_path / "data")
 
 
-@pytest.mark.slow
 def test_max_pairs_samples_whole_prompts_of_every_split(own, tmp_path):
     whole = prepare(DataConfig(**own, partition="iid", clients=2), 0, tmp_path / "all")
     report = prepare(DataConfig(**own, partition="iid", clients=2, max_pairs=30), 0, tmp_path / "some")
@@ -329,7 +321,6 @@ def test_other_prompts_that_are_too_long_are_dropped_and_counted(one_long, tmp_p
     assert report.rows.prompts["align"] == 30
 
 
-@pytest.mark.slow
 def test_data_that_fail_leave_the_data_docs_and_the_earlier_folder_unchanged(own, tmp_path):
     folder = tmp_path / "data"
     prepare(DataConfig(**own), 0, folder)
@@ -394,7 +385,6 @@ def changed(column: str, rows: slice, value) -> pd.DataFrame:
     return pairs
 
 
-@pytest.mark.slow
 def test_good_data_pass_and_every_expectation_is_reported():
     summary = check(good())
     names = {outcome.expectation for outcome in summary.expectations}
@@ -409,7 +399,6 @@ def test_good_data_pass_and_every_expectation_is_reported():
     assert sum(name.startswith("label balance") for name in names) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "rows", "value", "expectation", "count"),
     [
@@ -431,7 +420,6 @@ def test_each_expectation_can_fail_and_names_itself_and_its_rows(column, rows, v
         check(changed(column, rows, value))
 
 
-@pytest.mark.slow
 def test_a_pair_of_equal_completions_is_refused():
     pairs = good()
     pairs.loc[7, "rejected"] = pairs.loc[7, "chosen"] + " "
@@ -441,7 +429,6 @@ def test_a_pair_of_equal_completions_is_refused():
         check(pairs)
 
 
-@pytest.mark.slow
 def test_a_share_of_pairs_of_equal_completions_may_be_allowed():
     pairs = good()
     pairs.loc[:2, "rejected"] = pairs.loc[:2, "chosen"]
@@ -454,33 +441,28 @@ def test_a_share_of_pairs_of_equal_completions_may_be_allowed():
         validate(tables, replace(limits, max_equal=0.04), None)
 
 
-@pytest.mark.slow
 def test_a_client_without_a_pair_is_refused():
     pairs = good()
     with pytest.raises(DataError, match=r"'every client has a pair'.* fails for the 40 rows as a whole"):
         check(pairs[pairs["client_id"] != "c2"].reset_index(drop=True))
 
 
-@pytest.mark.slow
 def test_groups_in_two_clients_are_refused_only_where_the_partition_promises_it():
     assert check(changed("group", slice(1, 2), "one question"), one_client_groups=False).success
 
 
-@pytest.mark.slow
 def test_a_training_prompt_that_the_server_tests_on_is_refused():
     prompts = pd.DataFrame([{"prompt_id": "1", "prompt": "question 1", "references": [], "split": "test"}])
     with pytest.raises(DataError, match=r"pairs: 'no prompt in two splits'.* fails in 1 of 60 rows"):
         check(good(), prompts)
 
 
-@pytest.mark.slow
 def test_a_judges_training_prompt_must_not_be_a_clients_test_prompt():
     judge = good(1).assign(client_id="judge", split="train", pair_id="j")
     with pytest.raises(DataError, match=r"'no prompt in two splits'.* fails in 2 of 61 rows"):
         check(good(), judge=judge)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "other", "share"), [("chosen", "rejected", 100), ("rejected", "chosen", 0)]
 )
@@ -493,13 +475,11 @@ def test_labels_that_are_nothing_but_lengths_are_a_warning_with_the_share(column
     assert warning.startswith(f"in {share}.0% of 60 pairs the chosen completion is the longer one")
 
 
-@pytest.mark.slow
 def test_an_answer_that_always_wins_is_refused():
     with pytest.raises(DataError, match="chosen comes first in a label-free order'"):
         check(good().assign(chosen="A", rejected="B"))
 
 
-@pytest.mark.slow
 def test_a_failure_shows_five_shortened_rows_and_prints_nothing(capfd):
     with pytest.raises(DataError) as error:
         check(changed("chosen", slice(0, 9), "word " * 60))

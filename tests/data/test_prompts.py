@@ -94,7 +94,6 @@ def test_prompts_of_another_data_set_replace_those_of_one_split_only(own, prompt
     }
 
 
-@pytest.mark.slow
 def test_prompts_of_another_data_set_are_prepared_and_reported(own, prompts, tmp_path):
     sections = {
         "align_prompts": {"source": "safe-rlhf", "path": str(prompts / "safe_rlhf.jsonl")},

@@ -254,7 +254,6 @@ def test_the_real_pubmedqa_answers_are_the_published_ones(samples):
     assert {article: mine[article] for article in published} == published
 
 
-@pytest.mark.slow
 def test_each_embedded_conversation_is_a_question_with_the_actual_reply_among_four():
     made, dropped = load_questions("chitchat")
     replies = {}

@@ -1,13 +1,10 @@
 """The sources auto-j and hh-rlhf on the real samples."""
 
-import pytest
-
 from components.config import DataConfig
 from components.data.prepare import prepare
 from tests.support.sources import prepared_rows
 
 
-@pytest.mark.slow
 def test_the_real_sample_is_prepared_by_scenario_and_loses_no_row_uncounted(samples, tmp_path):
     path = samples / "auto_j" / "pairwise_human_even.jsonl"
     report = prepare(
@@ -25,7 +22,6 @@ def test_the_real_sample_is_prepared_by_scenario_and_loses_no_row_uncounted(samp
     assert len({(r["group"], r["client_id"]) for r in pairs}) == len({r["group"] for r in pairs})
 
 
-@pytest.mark.slow
 def test_the_real_harmlessness_sample_is_prepared_and_loses_no_row_uncounted(samples, tmp_path):
     path = samples / "hh_rlhf" / "harmless_base_even.jsonl.gz"
     report = prepare(

@@ -54,7 +54,6 @@ def test_no_question_is_with_two_clients_or_in_two_splits(fixtures):
             )
 
 
-@pytest.mark.slow
 def test_every_raw_row_becomes_a_pair_or_is_counted(dirichlet, fixtures, tmp_path):
     report = prepare(
         DataConfig(**dirichlet | {"options": UNCOUNTED | {"align_share": 0.5}}), 0, tmp_path / "data"
@@ -72,7 +71,6 @@ def test_every_raw_row_becomes_a_pair_or_is_counted(dirichlet, fixtures, tmp_pat
     assert rows.pairs > report.partition_train.samples == report.splits["train"] == 25
 
 
-@pytest.mark.slow
 def test_pairs_of_more_tokens_than_allowed_are_left_out_in_every_split_and_counted(fixtures):
     longest = {"tokenizer": "tiny-random", "align_share": 0.0}  # a token is a byte, but for " A" and " B"
     assert load(fixtures, max_tokens=4000, **longest).dropped.get("over 4000 tokens") is None
@@ -107,7 +105,6 @@ def test_an_unavailable_tokenizer_is_one_sentence_with_the_alternatives(fixtures
         sources.load(DataConfig(source="shp", path=str(fixtures / "shp")), 0)
 
 
-@pytest.mark.slow
 def test_the_shp_recipe_prepares_from_local_files(fixtures, tmp_path):
     recipe = load_recipe(
         "qa/shp",

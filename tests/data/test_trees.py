@@ -167,7 +167,6 @@ def write(path, sets=("csqa", "aqua"), count=30, nodes=TREE.nodes):
         )
 
 
-@pytest.mark.slow
 def test_each_set_is_a_client_and_a_questions_pairs_stay_in_one_split_with_their_tree_and_depth(tmp_path):
     write(tmp_path / "trees.jsonl")
     data = DataConfig(source="thoughts", path=str(tmp_path / "trees.jsonl"), options={"judge_share": 0.1})
@@ -190,7 +189,6 @@ def test_each_set_is_a_client_and_a_questions_pairs_stay_in_one_split_with_their
     )
 
 
-@pytest.mark.slow
 def test_a_set_is_divided_evenly_among_clients_by_questions(tmp_path):
     write(tmp_path / "trees.jsonl")
     options = {"judge_share": 0.0, "clients_per_set": 3}
@@ -220,7 +218,6 @@ def test_all_files_of_a_folder_are_read_and_two_trees_of_a_question_are_refused(
         sources.load(data, 0)
 
 
-@pytest.mark.slow
 def test_questions_that_differ_in_case_and_white_space_only_are_one_group(tmp_path):
     write(tmp_path / "a.jsonl", ("csqa",))
     for n in range(30):
@@ -256,7 +253,6 @@ def test_trees_without_a_pair_are_refused_with_the_reason(tmp_path):
         sources.load(DataConfig(source="thoughts", path=str(tmp_path / "t.jsonl")), 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_the_minimum_margin_is_applied_and_the_remaining_margins_are_reported(tmp_path, fixtures, beside):
     write(tmp_path / "trees.jsonl", count=15)
@@ -285,7 +281,6 @@ def test_the_minimum_margin_is_applied_and_the_remaining_margins_are_reported(tm
     assert "; 60 " in margins_line(report)
 
 
-@pytest.mark.slow
 def test_pairs_that_are_not_of_thoughts_have_no_margins_to_report(tmp_path, fixtures):
     data = DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4)
     assert prepare(data, 0, tmp_path / "prepared").margins is None
@@ -294,7 +289,6 @@ def test_pairs_that_are_not_of_thoughts_have_no_margins_to_report(tmp_path, fixt
 # --- beside another source
 
 
-@pytest.mark.slow
 def test_trees_beside_a_source_are_assigned_to_its_clients_question_by_question(tmp_path, fixtures):
     write(tmp_path / "trees.jsonl")
     data = DataConfig(source="jsonl", path=str(fixtures / "pairs.jsonl"), partition="iid", clients=4)
@@ -317,7 +311,6 @@ def test_trees_beside_a_source_are_assigned_to_its_clients_question_by_question(
     ), "a question has one owner and one split"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_questions_of_each_split_are_assigned_evenly(tmp_path, fixtures, seed):
     write(tmp_path / "trees.jsonl")
@@ -344,7 +337,6 @@ def test_the_questions_of_each_split_are_assigned_evenly(tmp_path, fixtures, see
         assert max(held) - min(held) <= 1, (split, held)
 
 
-@pytest.mark.slow
 def test_fewer_questions_than_clients_go_to_some_of_them(tmp_path, fixtures):
     write(tmp_path / "trees.jsonl", sets=("csqa",), count=3)
     data = DataConfig(

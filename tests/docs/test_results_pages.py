@@ -42,7 +42,6 @@ def finding(verdict, value=0.5, low=0.4, high=0.6, figure="wins", limit=0.5):
     return Finding(f"A: {figure} above {limit}", figure, limit, verdict, value, low, high, "", "-", "-", "-")
 
 
-@pytest.mark.slow
 def test_pages_and_pictures_are_current(results):
     outdated = [path.name for path, own in files(results).items() if path.read_bytes() != own]
     assert outdated == [], "run python -m docs.generate_results"

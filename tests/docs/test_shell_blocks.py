@@ -106,8 +106,7 @@ def in_working_folder(working_folder, monkeypatch):
 def call(place, command):
     """Output of a command that succeeds."""
     arguments = shlex.split(command)[1:]
-    variables = {"PREFECT_API_URL": place.prefect_url}
-    result, _ = place.call(lambda: fed_rlhf(*arguments, variables=variables))
+    result, _ = place.call(lambda: fed_rlhf(*arguments))
     assert result.exit_code == 0, result.output
     return result.stdout
 
@@ -124,7 +123,6 @@ def test_each_reason_belongs_to_a_command():
     assert [start for start in NOT_RUN if not any(line.startswith(start) for line in lines)] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", TRAINED, ids=named(TRAINED))
 def test_a_command_that_trains_ends_with_its_table(command, place):
     assert "Adapters\n" in call(place, command.line)
@@ -144,7 +142,6 @@ def test_the_tutorial_says_how_many_pairs_each_partition_has():
     assert kinds == ["natural", "iid", "dirichlet", "margin", "column"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", QUICK, ids=named(QUICK))
 def test_a_quick_command_succeeds(command, place, finished, tmp_path):
     line = re.sub(r"\bRUN\b|summarization-demo-[\w-]+$", finished, command.line)

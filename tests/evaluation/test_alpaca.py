@@ -52,11 +52,6 @@ installed = pytest.mark.skipif(
 )
 
 
-def imports_the_package(test):
-    """Mark a test as slow: importing the package takes seconds."""
-    return pytest.mark.slow(installed(test))
-
-
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     def refuse(*_):
@@ -398,7 +393,7 @@ def test_the_reference_has_answered_the_prompts_of_the_data_source(samples):
 # --- Annotation
 
 
-@imports_the_package
+@installed
 def test_annotations_keep_the_order_and_the_sides_of_the_outputs(tmp_path):
     rows = annotate(config(), THEIRS, OURS, tmp_path / "cache.json", 0)
     assert [row["instruction"] for row in rows] == PROMPTS
@@ -409,7 +404,7 @@ def test_annotations_keep_the_order_and_the_sides_of_the_outputs(tmp_path):
     assert {row["annotator"] for row in rows} == {"always_second"}
 
 
-@imports_the_package
+@installed
 def test_the_order_of_presentation_is_random_and_a_function_of_the_seed(tmp_path):
     """An annotator that prefers the second output prefers each side in about half of the rows."""
 
@@ -423,7 +418,7 @@ def test_the_order_of_presentation_is_random_and_a_function_of_the_seed(tmp_path
     assert first != preferences("other.json", 1)
 
 
-@imports_the_package
+@installed
 def test_cached_annotations_are_not_requested_again(tmp_path, monkeypatch):
     """The default annotator needs a service; all annotations are in the cache."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -443,7 +438,7 @@ def test_cached_annotations_are_not_requested_again(tmp_path, monkeypatch):
     assert compute_figures(rows, 100).win_rate == pytest.approx(expected)
 
 
-@imports_the_package
+@installed
 def test_a_cache_of_whole_numbers_is_read_again(tmp_path):
     """Annotators without weights give 1 or 2, and pandas reads a column of these as integers."""
     first, again = (annotate(config(), THEIRS, OURS, tmp_path / "cache.json", 0) for _ in range(2))
@@ -459,7 +454,7 @@ def source_files(*folders):
     return paths
 
 
-@imports_the_package
+@installed
 def test_nothing_is_written_to_the_packages_folder(tmp_path):
     package = Path(next(iter(find_spec("alpaca_eval").submodule_search_locations)))
     before = source_files(package, FIXTURES)
@@ -468,7 +463,7 @@ def test_nothing_is_written_to_the_packages_folder(tmp_path):
     assert (tmp_path / "deep" / "cache.json").is_file()
 
 
-@imports_the_package
+@installed
 def test_equal_outputs_are_a_draw_without_asking_the_annotator(tmp_path):
     rows = annotate(config("mumbles"), THEIRS[:3], [*OURS[:1], *THEIRS[1:3]], tmp_path / "cache.json", 0)
     assert [row["preference"] for row in rows] == [None, 1.5, 1.5]
@@ -479,7 +474,7 @@ def test_equal_outputs_are_a_draw_without_asking_the_annotator(tmp_path):
     assert figures.win_rate == 50.0
 
 
-@imports_the_package
+@installed
 def test_a_repeated_prompt_is_compared_with_its_own_output_each_time(tmp_path):
     ours = model_outputs(["p", "q", "p"], ["first", "other", "second"], "ours", "written")
     theirs = model_outputs(["p", "q", "p"], ["a", "b", "c"], "theirs", "written")
@@ -488,14 +483,14 @@ def test_a_repeated_prompt_is_compared_with_its_own_output_each_time(tmp_path):
     assert [row["output_2"] for row in rows] == ["first", "other", "second"]
 
 
-@imports_the_package
+@installed
 def test_replies_that_cannot_be_parsed_give_no_figures(tmp_path):
     rows = annotate(config("mumbles"), THEIRS, OURS, tmp_path / "cache.json", 0)
     with pytest.raises(DataError, match="none of the 40 annotations has a preference"):
         compute_figures(rows)
 
 
-@imports_the_package
+@installed
 def test_a_failing_annotator_is_reported_with_the_cache_that_keeps_its_annotations(tmp_path):
     path = tmp_path / "always_second"
     shutil.copytree(FIXTURES / "always_second", path)
@@ -512,7 +507,7 @@ def test_outputs_for_other_instructions_than_the_references_are_refused(tmp_path
         annotate(config(), THEIRS[::-1], OURS, tmp_path / "cache.json", 0)
 
 
-@imports_the_package
+@installed
 def test_the_level_of_the_root_logger_is_unchanged(tmp_path, monkeypatch):
     """The package sets the level when it is first imported."""
     for name in [name for name in sys.modules if name.split(".")[0] == "alpaca_eval"]:
@@ -526,7 +521,7 @@ def test_the_level_of_the_root_logger_is_unchanged(tmp_path, monkeypatch):
 # --- Figures
 
 
-@imports_the_package
+@installed
 def test_figures_are_in_percent_and_count_wins_losses_and_draws():
     figures = compute_figures(annotations([2, 1, 1.5, 0, 1.8, None], [9, 10, 11, 12, 13, 15]), 100)
     labels = [1, 0, 0.5, 0.5, 0.8]
@@ -538,14 +533,14 @@ def test_figures_are_in_percent_and_count_wins_losses_and_draws():
     assert figures.avg_length == 11
 
 
-@imports_the_package
+@installed
 def test_figures_are_plain_numbers_of_python():
     figures = compute_figures(annotations([2, 1, 1.5, 0, 1.8, None]), 100).model_dump()
     assert figures.pop("length_controlled_winrate") is None
     assert all(type(value) in (int, float) for value in figures.values())
 
 
-@imports_the_package
+@installed
 def test_the_rate_at_equal_length_is_fitted_to_the_annotators_probabilities():
     ours = [9, 30, 11, 40, 13]
     theirs = [10, 12, 14, 16, 18]
@@ -561,7 +556,7 @@ def real_annotations(samples):
     return json.loads((samples / "alpaca_eval" / "gemma-2b-it.annotations.json").read_text(encoding="utf-8"))
 
 
-@imports_the_package
+@installed
 def test_the_figures_of_gemma_2b_it_are_the_published_ones(samples, real_annotations):
     with (samples / "alpaca_eval" / "leaderboard.csv").open(newline="") as file:
         (published,) = [row for row in csv.DictReader(file) if row[""] == "gemma-2b-it"]
@@ -572,7 +567,7 @@ def test_the_figures_of_gemma_2b_it_are_the_published_ones(samples, real_annotat
         assert figures[name] == int(published[name]), name
 
 
-@imports_the_package
+@installed
 def test_the_rate_at_equal_length_is_within_0_1_points_of_the_packages_minimal_form(
     real_annotations, calibration, monkeypatch
 ):
@@ -599,7 +594,7 @@ def test_the_rate_at_equal_length_is_within_0_1_points_of_the_packages_minimal_f
 # --- AlpacaEval's own length-controlled win rate
 
 
-@imports_the_package
+@installed
 def test_each_instruction_gets_its_own_difficulty_in_any_order_of_the_rows(
     own_list, calibration, monkeypatch
 ):
@@ -625,7 +620,7 @@ def test_each_instruction_gets_its_own_difficulty_in_any_order_of_the_rows(
     assert len(tables[0]) == 2 * 805 + 300, "the gamed models of the file regularize the fit"
 
 
-@imports_the_package
+@installed
 def test_the_packages_model_removes_the_effect_of_length(own_list, calibration):
     lengths = [int(n) for n in np.random.default_rng(2).integers(0, 200, 805)]
     rows = annotations([1 + 1 / (1 + np.exp(-(n - 50) / 20)) for n in lengths], lengths)
@@ -633,7 +628,7 @@ def test_the_packages_model_removes_the_effect_of_length(own_list, calibration):
     assert package_length_controlled_rate(rows, own_list, calibration) == pytest.approx(50, abs=12)
 
 
-@imports_the_package
+@installed
 def test_the_packages_model_leaves_scikit_learns_settings_and_its_own_folder_unchanged(own_list, calibration):
     import sklearn
 

@@ -301,7 +301,6 @@ def random_answer(numbers):
     return "".join(pieces)
 
 
-@pytest.mark.slow
 def test_every_text_is_parsed_to_the_label_of_an_option_or_to_none():
     numbers = random.Random(0)
     labels = set()

@@ -158,7 +158,6 @@ def own_file(path, count):
     return path
 
 
-@pytest.mark.slow
 def test_preparation_counts_equal_pairs_and_keeps_them(tmp_path):
     path = own_file(tmp_path / "pairs.jsonl", 240)
     overrides = [

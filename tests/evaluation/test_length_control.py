@@ -71,7 +71,6 @@ def test_swapped_responses_give_the_complement_of_the_rate_and_the_same_effect()
 # --- the interval
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("theta", "phi"), [(-0.4, 2.0), (0.5, 0.0)])
 def test_the_95_percent_interval_covers_the_truth_in_about_95_percent_of_the_simulations(theta, phi):
     truth = logistic(theta)
@@ -95,7 +94,6 @@ def test_the_interval_is_a_function_of_the_seed():
     assert fit_length_controlled_rate(*data, 200, 1).low != fit_length_controlled_rate(*data, 200, 2).low
 
 
-@pytest.mark.slow
 def test_the_interval_is_that_of_estimates_on_resampled_prompts():
     labels, first, second = simulated(-0.4, 1.0, n=120)
     numbers = np.random.default_rng(5)

@@ -5,7 +5,6 @@ import pytest
 from components.evaluation.overlap import rouge
 
 
-@pytest.mark.slow
 def test_the_same_words_give_1_and_disjoint_words_give_0():
     assert rouge(["the cat sat"], [["The cat sat."]]) == {
         "rouge1": 1.0,

@@ -182,7 +182,6 @@ def test_a_function_needs_no_pairs(without_held_out):
 # --- The recipe's judge as a reward of pairs
 
 
-@pytest.mark.slow
 def test_the_judge_as_a_reward_scores_pairs_by_half_of_its_log_odds(debug, prepared, tmp_path):
     section = debug.evaluation.judge
     pairs = read_rows(prepared / "judge.parquet", split="test")

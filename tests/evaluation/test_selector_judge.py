@@ -50,7 +50,6 @@ def with_rows(prepared, folder, change):
     return folder
 
 
-@pytest.mark.slow
 def test_a_judge_is_trained_once_and_then_read_from_the_cache(section, prepared, tmp_path, trainings):
     resources = JudgeResources(prepared, tmp_path, 0, "cpu")
     first = section.build(resources)
@@ -82,7 +81,6 @@ def test_a_judge_writes_no_texts(judge):
     assert judge.texts == []
 
 
-@pytest.mark.slow
 def test_the_accuracy_is_measured_on_pairs_that_the_judge_was_not_trained_on(
     section, prepared, tmp_path, monkeypatch
 ):
@@ -106,7 +104,6 @@ def test_a_verdict_is_the_larger_logit_in_the_given_order(judge):
     assert len(np.unique(logits)) > 1
 
 
-@pytest.mark.slow
 def test_the_policys_template_changes_neither_the_judges_input_nor_its_cache(
     section, prepared, tmp_path, trainings, monkeypatch
 ):
@@ -146,7 +143,6 @@ def fewer_layers(section):
     return section.model_copy(update={"selector": selector})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", [fewer_steps, other_rate, fewer_layers])
 def test_a_judge_with_another_section_is_trained_again(section, prepared, tmp_path, trainings, change):
     resources = JudgeResources(prepared, tmp_path, 0, "cpu")
@@ -155,14 +151,12 @@ def test_a_judge_with_another_section_is_trained_again(section, prepared, tmp_pa
     assert len(trainings) == 2
 
 
-@pytest.mark.slow
 def test_a_judge_with_another_seed_is_trained_again(section, prepared, tmp_path, trainings):
     for seed in (0, 1):
         section.build(JudgeResources(prepared, tmp_path, seed, "cpu"))
     assert len(trainings) == 2
 
 
-@pytest.mark.slow
 def test_a_judge_with_other_pairs_is_trained_again(section, prepared, tmp_path, trainings):
     changed = with_rows(
         prepared, tmp_path / "prepared", lambda rows: [*rows[:-1], rows[-1] | {"rejected": "other"}]

@@ -26,6 +26,8 @@ from tests.support.crashes import (
     stopped_after_commit,
 )
 
+pytestmark = pytest.mark.pipeline
+
 SMALL = [
     "federation.rounds=2",
     "federation.clients_per_round=2",
@@ -124,7 +126,6 @@ class KilledRun:
         run_bare_loop(self.recipe, self.prepared, self.folder, self.trainer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_federation_that_is_killed_at_any_write_is_resumed_to_the_same_bytes(variant, prepared, tmp_path):
     run = KilledRun(variant, prepared, tmp_path)
@@ -136,7 +137,6 @@ def test_a_federation_that_is_killed_at_any_write_is_resumed_to_the_same_bytes(v
         assert run.resume_to_next_commit(image) == run.expected_at_next_commit(image), str(image)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["fedbiscuit", "fedpdpo", "fedcmoo"])
 def test_a_federation_that_is_killed_twice_ends_with_the_same_bytes(variant, prepared, tmp_path):
     run = KilledRun(variant, prepared, tmp_path)

@@ -11,6 +11,8 @@ from components.recipes import load_recipe
 from tests.conftest import ROOT
 from tests.support.bare_loop import prepare_rewards, run_bare_loop
 
+pytestmark = pytest.mark.pipeline
+
 VARIANTS = yaml.safe_load((Path(ROOT) / "tests" / "golden" / "variants.yaml").read_text(encoding="utf-8"))
 
 
@@ -24,7 +26,6 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("_")])
 def test_clients_train_the_same_adapters_while_another_model_is_loaded_in_bf16(name, prepared, tmp_path):
     recipe = load_recipe("debug", VARIANTS[name])

@@ -298,7 +298,6 @@ def test_an_even_number_of_selectors_is_refused_with_the_odd_ones_beside_it():
 # --- a whole federation
 
 
-@pytest.mark.slow
 def test_a_federation_has_the_phases_of_algorithm_1(prepared, tmp_path):
     recipe = load_recipe(
         "debug",

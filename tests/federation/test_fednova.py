@@ -70,7 +70,6 @@ def test_what_is_no_gradient_descent_at_a_constant_rate_is_refused(override, mes
         load_recipe("debug", ["federation.method=fednova", SGD, override])
 
 
-@pytest.mark.slow
 def test_clients_of_a_run_take_different_numbers_of_steps_and_a_stopped_run_is_resumed(prepared, tmp_path):
     def recipe(rounds):
         settings = ["federation.local_epochs=1", "federation.batch_size=2", "federation.clients_per_round=4"]

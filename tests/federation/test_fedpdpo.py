@@ -122,7 +122,6 @@ def test_private_modules_lie_in_the_clients_own_stores_and_differ_between_client
     assert not equals(first, second)
 
 
-@pytest.mark.slow
 def test_the_server_combines_the_shared_adapters_by_the_clients_pairs(finished, tmp_path):
     loop = open_loop(finished.recipe, finished.prepared, tmp_path, finished.trainer)
     state = loop.initial_state()
@@ -186,7 +185,6 @@ def observed_steps(monkeypatch):
     return steps
 
 
-@pytest.mark.slow
 def test_a_client_continues_from_its_own_modules_and_the_servers_adapter(prepared, tmp_path, observed_steps):
     recipe = make_recipe("fedpdpo", "federation.clients_per_round=4")
     loop = run(recipe, prepared, tmp_path)
@@ -201,7 +199,6 @@ def test_a_client_continues_from_its_own_modules_and_the_servers_adapter(prepare
         assert equals(adapters[8 + 2 * client], server)
 
 
-@pytest.mark.slow
 def test_options_reach_the_loss_and_the_learning_rates_of_each_step(prepared, tmp_path, observed_steps):
     options = [
         "personal: {lr: 2e-3, share: 0.66}",
@@ -249,7 +246,6 @@ def test_private_modules_that_are_not_finite_are_not_stored(prepared, tmp_path, 
     assert not list(private_root(loop.commits.folder).rglob("*.json"))
 
 
-@pytest.mark.slow
 def test_a_client_that_is_not_sampled_keeps_its_modules(prepared, tmp_path):
     recipe = make_recipe("fedpdpo", "federation.rounds=4", "federation.clients_per_round=1")
     loop = run(recipe, prepared, tmp_path)
@@ -339,14 +335,12 @@ def test_without_a_clients_private_state_neither_its_measurement_nor_a_later_rou
         without_ada.run()
 
 
-@pytest.mark.slow
 def test_a_run_is_repeated_from_the_first_round_without_private_state(without_ada):
     before = without_ada.latest_state().adapters
     remove_commits(without_ada, last=0)
     assert without_ada.run().adapters == before
 
 
-@pytest.mark.slow
 def test_private_state_of_another_run_is_refused(copied, prepared, tmp_path):
     other = run(make_recipe("fedpdpo", "federation.rounds=1", "seed=7"), prepared, tmp_path / "other")
     root = private_root(copied.commits.folder)
@@ -384,7 +378,6 @@ def test_a_repeated_job_trains_its_shared_step_alone_where_the_personal_stage_is
 # --- options
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("option", "prefix"), [("bottleneck", "bottleneck."), ("reward_head", "reward.")])
 def test_an_ablation_leaves_its_module_out(prepared, tmp_path, option, prefix):
     recipe = make_recipe("fedpdpo", f"federation.options.{option}=null", "federation.rounds=1")

@@ -9,7 +9,6 @@ from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from tests.support.bare_loop import run_bare_loop
 
-pytestmark = pytest.mark.slow
 RECIPE = ["federation.method=ffa_lora", "federation.rounds=2", "federation.clients_per_round=3"]
 
 

@@ -139,7 +139,6 @@ def test_a_client_remembers_heads_and_moments_from_round_to_round(finished):
     assert state.tensors["value/long"].abs().max() > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["firm", "fedcmoo"])
 def test_rounds_without_a_critic_continue_the_moments_of_the_clients(loop_of, method):
     ppo = "{estimator: {kind: rloo, samples: 2}, minibatch: 2, target_kl: null, keep_moments: true}"
@@ -301,7 +300,6 @@ def test_prompts_of_several_batches_are_answered_together_as_each_batch_would_be
     assert measured["kl"] == (rollouts[0].kl * 2 + rollouts[1].kl) / 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "lowest", "highest"), [(1e-9, 0.0, 1e-7), (1e-2, 1e-3, 1.0)])
 def test_a_client_starts_from_the_options_kl_and_trains_its_heads_at_their_rate(
     loop_of, rate, lowest, highest
@@ -325,7 +323,6 @@ def test_a_client_without_prompts_is_refused():
         unique_prompts([])
 
 
-@pytest.mark.slow
 def test_fixed_weights_are_used_without_mgda(loop_of, monkeypatch):
     monkeypatch.setattr(mgda, "solve", lambda *_: pytest.fail("MGDA was solved"))
     loop = loop_of("firm", ", weights: {long: 3, vowels: 1}", "federation.rounds=1")
@@ -453,7 +450,6 @@ def test_the_servers_weights_are_the_optimum_of_the_regularized_problem(
     assert min(weights) > 0
 
 
-@pytest.mark.slow
 def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers(loop_of, prepared):
     loop = loop_of("fedcmoo")
     trainer = loop.trainer
@@ -483,7 +479,6 @@ def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers
         assert torch.allclose(flatten(sent, name, trainer.resident.slot.names), expected, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_gradients_leave_the_clients_private_store_empty(loop_of):
     loop = loop_of("fedcmoo")
     job = loop.bound.plan(loop.initial_state())[0]
@@ -494,7 +489,6 @@ def test_gradients_leave_the_clients_private_store_empty(loop_of):
     assert not private_root(loop.commits.folder).exists()
 
 
-@pytest.mark.slow
 def test_gradients_with_other_tensors_are_refused(loop_of):
     loop = loop_of("fedcmoo")
     state = loop.initial_state()

@@ -195,7 +195,6 @@ def test_the_rand_index_of_equal_groups_under_other_names_is_1():
     assert adjusted_rand_index(assignment, TRUE_GROUPS) == 1.0
 
 
-@pytest.mark.slow
 def test_the_rand_index_of_random_groups_is_about_0():
     indices = []
     for seed in range(200):

@@ -165,7 +165,6 @@ def test_the_budget_of_a_round_counts_gradients_and_a_client_keeps_no_modules(pe
     assert set(outcome.job_keys.values()) == {""}
 
 
-@pytest.mark.slow
 def test_a_clients_scores_are_those_of_its_own_adaptation_repeatable_and_never_stored(
     perfedavg, server_adapter, held_out_rows
 ):
@@ -220,7 +219,6 @@ def train_by_ppo(method, prepared, folder, options=None, *overrides):
     return loop
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", BY_PPO)
 def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, prepared, tmp_path):
     loop = train_by_ppo(method, prepared, tmp_path)
@@ -255,7 +253,6 @@ def test_perfedavg_adapts_by_ppo_without_dropout(prepared, tmp_path):
     assert not differs(*adapted)
 
 
-@pytest.mark.slow
 def test_private_modules_are_trained_by_ppo_too(prepared, tmp_path):
     loop = train_by_ppo("fedrep", prepared, tmp_path)
     (record,) = loop.records
@@ -268,7 +265,6 @@ def test_private_modules_are_trained_by_ppo_too(prepared, tmp_path):
 PATIENT = "objective: {kind: ppo, target_kl: 1000}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -293,7 +289,6 @@ def test_a_client_takes_all_its_pairs_in_each_of_four_epochs_whatever_local_step
 BY_CRITIC = "objective: {kind: ppo, advantage: critic, target_kl: 1000}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [
@@ -345,7 +340,6 @@ def test_a_client_continues_with_the_critic_that_it_kept_after_its_last_accepted
     assert differs(*starts)
 
 
-@pytest.mark.slow
 def test_a_client_that_trains_by_ppo_ends_with_another_adapter_than_by_dpo(prepared, tmp_path):
     ppo = train_by_ppo("feddpo", prepared, tmp_path / "ppo")
     recipe = make_recipe("feddpo", "{}", "federation.local_steps=2", "federation.optimizer.lr=1e-2")

@@ -334,7 +334,6 @@ def run_once(method: str, prepared: Any, folder: Any, *overrides: str) -> Any:
     return loop, loop.run()
 
 
-@pytest.mark.slow
 def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
     registered, prepared, tmp_path, monkeypatch
 ):
@@ -346,7 +345,6 @@ def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
     assert not first & second
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.names())
 def test_every_method_is_clipped_and_recorded_at_both_ends(method, registered, prepared, tmp_path):
     loop, state = run_once(method, prepared, tmp_path, "federation.postprocessors=[clip]")
@@ -372,7 +370,6 @@ def test_every_method_is_clipped_and_recorded_at_both_ends(method, registered, p
     assert loop.latest_state() == state, "the state of a post-processor is committed"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["feddpo", "fedbis", "fedopt", "fedcda", "fedamp", "drift", "fedbiscuit"])
 def test_every_method_applies_post_processors_to_what_it_combines(method, registered, prepared, tmp_path):
     """Where `at_server` is not applied, adapters have the number that the clients have added."""

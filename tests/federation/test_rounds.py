@@ -373,7 +373,6 @@ def count_jobs(trainer, monkeypatch, killed_at=None):
     return clients
 
 
-@pytest.mark.slow
 def test_a_resumed_federation_repeats_only_the_job_that_was_killed(
     recipe, prepared, trainer, tmp_path, monkeypatch, finished
 ):
@@ -386,7 +385,6 @@ def test_a_resumed_federation_repeats_only_the_job_that_was_killed(
     assert resumed.adapters == finished.latest_state().adapters
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("last", [0, 2])
 def test_a_federation_without_its_last_commits_ends_with_the_same_bytes(
     recipe, prepared, trainer, tmp_path, finished, last
@@ -424,7 +422,6 @@ class WatchedTransport(InProcessTransport):
         return answers
 
 
-@pytest.mark.slow
 def test_updates_and_their_adapters_are_kept_for_one_step(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     transport = WatchedTransport(loop)
@@ -436,7 +433,6 @@ def test_updates_and_their_adapters_are_kept_for_one_step(recipe, prepared, trai
     assert {path.stem for path in loop.commits.store.root.iterdir()} == named
 
 
-@pytest.mark.slow
 def test_the_servers_adapters_stay_every_so_many_rounds_and_those_of_the_last_two(
     recipe, prepared, trainer, tmp_path
 ):
@@ -481,14 +477,12 @@ def test_a_finished_federation_has_no_more_jobs(finished, monkeypatch):
     assert clients == []
 
 
-@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_what_the_resident_model_did_before(recipe, prepared, tmp_path, finished):
     torch.manual_seed(99)
     other = open_loop(recipe, prepared, tmp_path, build_trainer(recipe, "cpu")).run()
     assert other.adapters == finished.latest_state().adapters
 
 
-@pytest.mark.slow
 def test_the_bytes_depend_on_the_seed(recipe, prepared, trainer, tmp_path, finished):
     loop = open_loop(recipe.model_copy(update={"seed": 1}), prepared, tmp_path, trainer)
     assert loop.run().adapters != finished.latest_state().adapters
@@ -523,7 +517,6 @@ def test_a_round_is_the_mean_of_its_updates_by_pairs(recipe, prepared, trainer, 
         assert torch.allclose(tensor, total / sum(weights), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     with mock.patch.object(selector_model, "load_backbone", wraps=selector_model.load_backbone) as load:
@@ -532,7 +525,6 @@ def test_the_backbone_is_loaded_once_for_all_clients_and_rounds(recipe, prepared
     load.assert_called_once()
 
 
-@pytest.mark.slow
 def test_a_damaged_server_adapter_ends_the_run(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     loop.run()
@@ -561,7 +553,6 @@ class LossyTransport(InProcessTransport):
         return [Failure(self.lost, "no answer") if a.client == self.lost else a for a in answers[::-1]]
 
 
-@pytest.mark.slow
 def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared, trainer, tmp_path):
     loop = open_loop(recipe, prepared, tmp_path, trainer)
     lost = loop.bound.plan(loop.initial_state())[0].client
@@ -575,7 +566,6 @@ def test_the_rounds_ask_any_transport_for_the_answers_of_a_step(recipe, prepared
     assert len(loop.records[0].clients) == 1
 
 
-@pytest.mark.slow
 def test_the_order_in_which_a_transport_delivers_does_not_change_the_bytes(
     recipe, prepared, trainer, tmp_path, finished
 ):

@@ -160,7 +160,6 @@ def make_recipe(method="scaffold", rounds=1, steps=1, *overrides):
     return load_recipe("debug", [*common, *settings])
 
 
-@pytest.mark.slow
 def test_a_step_of_the_trainer_is_the_plain_step_and_the_correction(prepared, tmp_path):
     """After one step from phi, the plain client is at phi - eta g."""
     plain = open_loop(make_recipe("feddpo"), prepared, tmp_path / "plain")
@@ -212,12 +211,10 @@ def check_mean_of_kept(loop):
     return kept
 
 
-@pytest.mark.slow
 def test_c_is_the_mean_of_what_the_clients_keep(whole):
     check_mean_of_kept(whole)
 
 
-@pytest.mark.slow
 def test_a_client_keeps_the_critic_of_ppo_beside_its_control_variate(prepared, tmp_path):
     """Clients of different sizes take different numbers of steps by PPO."""
     options = "federation.options={objective: {kind: ppo, advantage: critic}}"
@@ -229,7 +226,6 @@ def test_a_client_keeps_the_critic_of_ppo_beside_its_control_variate(prepared, t
         assert {name.partition(".")[0] for name in own} == {"critic", "local_step"}
 
 
-@pytest.mark.slow
 def test_a_stopped_run_is_resumed_to_the_same_adapter_and_the_same_c(whole, prepared, tmp_path):
     run_bare_loop(make_recipe(rounds=1, steps=2), prepared, tmp_path)
     run_bare_loop(make_recipe(rounds=2, steps=2), prepared, tmp_path)

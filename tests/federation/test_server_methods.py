@@ -76,7 +76,6 @@ def test_fedprox_has_the_proximal_weight_of_its_options_and_feddpo_has_none():
     assert method_of(FederationConfig(method="feddpo")).proximal_weight == 0
 
 
-@pytest.mark.slow
 def test_a_client_of_fedprox_moves_less_than_one_of_feddpo(prepared, tmp_path):
     contexts = ClientContexts(AdapterStore(tmp_path / "adapters"), prepared / "pairs.parquet")
     sgd = "federation.optimizer={name: sgd, lr: 5e-3}"

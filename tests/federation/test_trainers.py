@@ -101,7 +101,6 @@ def test_a_training_has_the_tensors_of_the_initial_adapter_and_its_losses_steps_
     assert scalars["loss"] == pytest.approx((scalars["loss_first"] + scalars["loss_last"]) / 2)
 
 
-@pytest.mark.slow
 def test_a_training_is_a_function_of_its_job(trainer, contexts):
     adapter = trainer.initial_adapter(0)
     first = trainer.run(train_job(contexts, adapter), contexts.open("ada")).tensors

@@ -9,32 +9,22 @@ import pytest
 from infra.servers import HOST, free_port
 from tests.support.pipeline import ROOT, environment_without
 
-SCRIPT = """
-import prefect  # reads prefect.toml, which names the server of `fed-rlhf up`
-from flows.fed_rlhf import fed_rlhf
-print(fed_rlhf("debug", overrides=["federation.rounds=1", "evaluation.judge.steps=1"]))
-"""
-
-
 NOTEBOOK = """
 import asyncio, warnings
 warnings.simplefilter("error", RuntimeWarning)
 async def cell():  # an event loop runs in the thread that calls, as in a notebook
-    {}
+    import prefect  # reads prefect.toml, which names the server of `fed-rlhf up`
+    from flows.fed_rlhf import fed_rlhf
+    print(fed_rlhf("debug", overrides=["federation.rounds=1", "evaluation.judge.steps=1"]))
 asyncio.run(cell())
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "script",
-    [SCRIPT, NOTEBOOK.format(SCRIPT.strip().replace("\n", "\n    "))],
-    ids=["script", "notebook"],
-)
-def test_a_script_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path, script):
+@pytest.mark.pipeline
+def test_a_notebook_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path):
     environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_RUNS", "FED_RLHF_HOME")
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", NOTEBOOK],
         cwd=ROOT,
         env=environment | {"FED_RLHF_HOME": str(tmp_path)},
         capture_output=True,

@@ -28,8 +28,6 @@ OVERRIDES = [
     "policy.max_prompt_tokens=900",
 ]
 
-pytestmark = pytest.mark.slow
-
 
 def csqa_row(number, question="Where would you look for thing number"):
     choices = [{"label": "A", "text": "in a box"}, {"label": "B", "text": f"on shelf {number}"}]

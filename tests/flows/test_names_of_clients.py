@@ -57,8 +57,6 @@ OVERRIDES = [
     "alignment.dpo={epochs: 1, batch_size: 4, micro_batch_size: 4, kl_prompts: 2}",
 ]
 
-pytestmark = pytest.mark.slow
-
 
 def pairs(domains):
     """Pairs of all clients; each split has pairs of each domain."""
@@ -141,7 +139,17 @@ def logged_adapters(run):
     return {(model.tags["adapter"], model.name) for model in models if "adapter" in model.tags}
 
 
-@pytest.mark.parametrize("method", sorted(METHODS.builtin))
+EXAMPLES = ("drift", "fedavg", "fedbiscuit", "fedpdpo", "firm")
+"""Adapters are named by one shared policy, client, selector, client with private modules, and objective."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[] if name in EXAMPLES else pytest.mark.long)
+        for name in sorted(METHODS.builtin)
+    ],
+)
 def test_odd_names_come_back_from_every_method_as_they_are(new_workplace, method):
     place = new_workplace("names")
     run, domains = complete_run(place, method)

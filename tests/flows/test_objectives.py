@@ -41,8 +41,6 @@ OVERRIDES = [
 ]
 ONE_AFTER_THE_OTHER = "runtime={cpu_workers: 1, torch_threads: 1}"
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def complete(new_workplace):

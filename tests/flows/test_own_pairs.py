@@ -7,8 +7,6 @@ import pytest
 from tests.support.mlflow_store import global_store
 from tests.support.pipeline import NOISE
 
-pytestmark = pytest.mark.slow
-
 
 def own_pair(n):
     if n % 2:

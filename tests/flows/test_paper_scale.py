@@ -29,8 +29,6 @@ from tests.support.hub_questions import QUESTION_SETS, write_question_set
 from tests.support.pipeline import NOISE
 from tests.support.tiny_models import write_models
 
-pytestmark = pytest.mark.slow
-
 ALL = (
     "federation.rounds=2",
     "federation.batch_size=4",
@@ -153,7 +151,14 @@ def workplace(new_workplace):
     return new_workplace("paper-scale")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+EXAMPLES = ("qa/shp", "reasoning/paper")
+"""Selectors, labels and DPO; trees of thoughts, an adapter per client and questions with answers."""
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(name, marks=[] if name in EXAMPLES else pytest.mark.long) for name in RECIPES],
+)
 def test_a_recipe_of_paper_scale_runs_to_its_end(in_the_hub, workplace, tmp_path, recipe):
     overrides = [*ALL, *RECIPES[recipe]]
     if recipe == "qa/shp":

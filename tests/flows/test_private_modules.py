@@ -16,8 +16,6 @@ OVERRIDES = [
     "evaluation.preference_pairs=6",
 ]
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def complete(new_workplace):

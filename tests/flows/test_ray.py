@@ -10,7 +10,6 @@ import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -26,7 +25,6 @@ from tasks.ray_files import PREFIX
 from tasks.runs import create_run
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
 ]
 
@@ -113,6 +111,7 @@ def test_selectors_of_clients_on_ray_have_the_bytes_of_clients_on_threads(place,
     assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
 
 
+@pytest.mark.long
 def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
     place, head, private_on_threads
 ):
@@ -167,6 +166,7 @@ def strike(place):
         thread.join()
 
 
+@pytest.mark.long
 def test_a_round_in_which_a_process_of_the_cluster_is_killed_is_repeated(place, head, on_threads, strike):
     struck = strike(head, lambda node: node.workers()[0].kill())
     run = place.run(*SELECTORS, *on_ray(head))
@@ -174,6 +174,7 @@ def test_a_round_in_which_a_process_of_the_cluster_is_killed_is_repeated(place, 
     assert_same_results(run, on_threads)
 
 
+@pytest.mark.long
 def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, on_threads, strike):
     node = Node(head=head)
     try:
@@ -185,6 +186,7 @@ def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, 
     assert_same_results(run, place.run("federation.clients_per_round=4", *SELECTORS))
 
 
+@pytest.mark.long
 def test_a_node_that_ray_does_not_yet_know_to_be_lost_is_left_out(head, prefect_session):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -204,6 +206,7 @@ def test_a_node_that_ray_does_not_yet_know_to_be_lost_is_left_out(head, prefect_
         node.end()
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_on_a_cluster_is_resumed_there(new_workplace, head, on_threads):
     shutdown()
     place = new_workplace("killed on ray")
@@ -242,6 +245,7 @@ def hanging_client(tmp_path, monkeypatch):
     return "federation.postprocessors=[{kind: hanging}]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_hidden", [False, pytest.param(True, marks=needs_a_namespace)])
 def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, token, hanging_client, is_hidden):
     shutdown()
@@ -265,6 +269,7 @@ def test_a_client_that_no_node_has_the_cores_for_is_refused(head):
         describe_places(load_recipe("debug", settings))
 
 
+@pytest.mark.long
 def test_a_run_without_an_address_joins_no_other_ray(head, tmp_path, monkeypatch):
     import ray
 
@@ -280,6 +285,7 @@ def test_a_run_without_an_address_joins_no_other_ray(head, tmp_path, monkeypatch
     assert addresses.isdisjoint(ray_cluster.living_nodes())
 
 
+@pytest.mark.long
 def test_a_client_that_hangs_on_a_cluster_is_left_out(place, token, hanging_client):
     shutdown()
     head = Node()
@@ -304,6 +310,7 @@ def test_a_cluster_that_does_not_answer_is_named(token):
         ray_cluster.connect(runtime)
 
 
+@pytest.mark.long
 def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_session):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -338,14 +345,22 @@ def test_a_ray_that_starts_here_has_the_gpus_of_the_recipe_alone(monkeypatch, vi
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
 
 
+@pytest.fixture(scope="module")
+def gpu_head(token):
+    """A cluster of two GPUs that Ray is told of."""
+    shutdown()
+    head = Node("--num-gpus=2")
+    yield head
+    end(head)
+
+
 @pytest.fixture
-def gpus(token):
-    """A cluster of two GPUs that Ray is told of, and a function that runs a task on each twice."""
+def gpus(gpu_head):
+    """A function that runs a task on each GPU of the cluster twice."""
     from prefect import flow, task
 
     shutdown()
-    head = Node("--num-gpus=2")
-    runtime = RuntimeConfig(task_runner="ray", ray_address=head.address)
+    runtime = RuntimeConfig(task_runner="ray", ray_address=gpu_head.address)
 
     @task
     def where(seconds):
@@ -364,9 +379,10 @@ def gpus(token):
         return ask.with_options(task_runner=ray_cluster.task_runner(runtime))(seconds)
 
     yield run
-    end(head)
+    shutdown()
 
 
+@pytest.mark.long
 def test_a_gpu_has_one_process_which_keeps_its_model_until_it_is_released(gpus, prefect_session):
     first, second, *others = [*gpus(), *gpus()]
     assert others == [first, second] * 3
@@ -378,6 +394,7 @@ def test_a_gpu_has_one_process_which_keeps_its_model_until_it_is_released(gpus, 
     assert again[2] != first[2]
 
 
+@pytest.mark.long
 def test_the_process_that_follows_a_lost_one_has_its_gpu(gpus, prefect_session):
     (first, gpu, _), (second, *_), *_ = gpus()
     os.kill(first, signal.SIGKILL)
@@ -385,6 +402,7 @@ def test_the_process_that_follows_a_lost_one_has_its_gpu(gpus, prefect_session):
     assert (other != first, same, kept) == (True, gpu, second)
 
 
+@pytest.mark.long
 def test_another_run_does_not_get_the_gpus_of_this_one(gpus, prefect_session):
     gpus()
     code = (
@@ -396,11 +414,11 @@ def test_another_run_does_not_get_the_gpus_of_this_one(gpus, prefect_session):
     assert "RecipeError: no GPU of the Ray cluster is free" in done.stderr
 
 
-def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, prefect_session):
+@pytest.mark.long
+def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, gpu_head, prefect_session):
     gpus()
     shutdown()
-    head = SimpleNamespace(address=ray_cluster.CONNECTED[0])
-    node = Node("--num-gpus=1", head=head)
+    node = Node("--num-gpus=1", head=gpu_head)
     try:
         before = {process for process, *_ in gpus()}
         assert ray_tasks.reserve_gpus().count == len(before) == 3
@@ -416,6 +434,7 @@ def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, prefe
         node.end()
 
 
+@pytest.mark.long
 def test_a_run_that_has_lost_all_gpus_does_not_go_on_without(token, prefect_session):
     shutdown()
     head = Node()

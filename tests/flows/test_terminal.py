@@ -247,7 +247,7 @@ def test_a_duration_has_its_two_largest_units(seconds, text):
 
 def environment(place):
     inherited = environment_without("PREFECT_", "MLFLOW_", "COLUMNS")
-    return inherited | place.variables | {"PREFECT_API_URL": place.prefect_url, "TERM": "xterm"}
+    return inherited | place.variables | {"TERM": "xterm"}
 
 
 COMMAND = [sys.executable, "-m", "flows.cli", "run", "debug"]
@@ -260,7 +260,6 @@ def piped(new_workplace):
     return subprocess.run(COMMAND, cwd=ROOT, env=environment(place), capture_output=True, text=True)
 
 
-@pytest.mark.slow
 def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_and_no_other_warning(piped):
     assert piped.returncode == 0, piped.stderr
     assert [text for text in piped.stderr.splitlines() if not KNOWN_LINES.fullmatch(text)] == []
@@ -269,13 +268,11 @@ def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_
     assert not NOISE.findall(piped.stdout)
 
 
-@pytest.mark.slow
 def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(piped):
     assert piped.stdout.lstrip().startswith("debug, seed 0: fedbis, 3 rounds")
     assert re.search(r"Next\n  open the report +fed-rlhf show debug-\S+ --open\n", piped.stdout)
 
 
-@pytest.mark.slow
 def test_a_run_on_a_terminal_draws_one_line_that_is_gone_at_the_end(new_workplace):
     place = new_workplace("terminal")
     master, slave = pty.openpty()
@@ -304,7 +301,6 @@ def test_a_run_on_a_terminal_draws_one_line_that_is_gone_at_the_end(new_workplac
     assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
 
 
-@pytest.mark.slow
 def test_verbose_prints_the_log_of_prefect_and_no_live_line(new_workplace):
     place = new_workplace("verbose")
     command = [*COMMAND, "-v", "federation.rounds=1"]

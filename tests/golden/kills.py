@@ -1,6 +1,6 @@
 """Kill runs by SIGKILL at random moments, resume them, and compare them with runs that were not killed.
 
-    python -m tests.golden.kills FOLDER [--only VARIANT ...] [--kills 10] [--minutes 15]
+    python -m tests.golden.kills FOLDER [--only VARIANT ...] [--kills 10] [--minutes 15] [--seed 0]
     python -m tests.golden.kills FOLDER --table
 
 The recipe `debug` runs with each variant of tests/golden/variants.yaml: once as a whole, and as often as it
@@ -51,12 +51,14 @@ class Trial:
         overrides: its settings.
         folder: of the trial.
         environment: of the processes, with the Prefect server that they share.
+        seed: the moments of the kills are a function of it.
     """
 
     name: str
     overrides: list[str]
     folder: Path
     environment: dict[str, str]
+    seed: int = 0
 
     def start(self, home: Path) -> subprocess.Popen[bytes]:
         """Start a process that runs the variant to its end, or resumes it."""
@@ -129,7 +131,7 @@ class Trial:
                 return
             home = self.folder / f"run-{len(done)}"
             shutil.rmtree(home, ignore_errors=True)  # of a call that was itself stopped
-            chance = random.Random(f"{self.name} {len(done)}")
+            chance = random.Random(f"{self.name} {len(done)} {self.seed}")
             states: list[list[Any]] = []
             for phase in TARGETS[: kills - count]:
                 if phase and is_over(phase, find_run(home)):
@@ -161,6 +163,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help="variants (default: all)")
     parser.add_argument("--kills", type=int, default=10, help="of each variant (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=15, help="of this call (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
     parser.add_argument("--table", action="store_true", help="print what was done so far, in Markdown")
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
@@ -172,7 +175,7 @@ def main() -> int:
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     with prefect_server(ROOT, folder) as environment:
-        trials = [Trial(name, variants[name], folder / name, environment) for name in names]
+        trials = [Trial(name, variants[name], folder / name, environment, arguments.seed) for name in names]
         for trial in trials:
             trial.folder.mkdir(exist_ok=True)
             for _ in trial.steps(arguments.kills):

@@ -19,6 +19,8 @@ import yaml
 from components.recipes import load_recipe
 from tests.support.bare_loop import loss_curve, prepare_rewards, run_bare_loop
 
+pytestmark = pytest.mark.pipeline
+
 GOLDEN = Path(__file__).with_name("loss_curves.json")
 VARIANTS: dict[str, list[str]] = {
     name: overrides
@@ -65,7 +67,6 @@ def golden():
     return json.loads(GOLDEN.read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_loss_curve_of_a_method_is_that_of_the_golden_file(variant, golden, data, tmp_path):
     curve = run_variant(variant, data, tmp_path)

@@ -133,6 +133,7 @@ def test_every_section_but_the_runtime_is_an_input_of_a_stage(section):
         ),
         ([], "policy.max_new_tokens=9", LATER_STAGES),
         ([], "runtime.retries=9", set()),
+        ([], "seed=9", AFTER_TREES),
         (["federation.method=feddpo"], "policy.max_new_tokens=9", AFTER_PREPARE),
         (["federation.method=fedavg"], "selector.max_length=128", LATER_STAGES),
     ],
@@ -279,7 +280,7 @@ def test_make_up_names_what_is_scheduled():
     assert servers.active_schedules() == ["nightly (0 2 * * * UTC)", "performance (0 1 * * * UTC)"]
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_a_prefect_command_in_the_checkout_uses_the_server_of_make_up():
     done = subprocess.run(
         [sys.executable, "-m", "prefect", "config", "view", "--show-defaults"],

@@ -15,6 +15,8 @@ from infra import processes, servers
 from tasks.runs import Run
 from tests.support.pipeline import ROOT
 
+pytestmark = pytest.mark.pipeline
+
 SECONDS_BETWEEN_RUNS = 20
 FAULT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|Error:")
 START_OF_RECORD = re.compile(r"^(?=\d\d:\d\d:\d\d\.\d{3} \| )", re.MULTILINE)
@@ -95,7 +97,6 @@ def faults(home, name):
     return [record for record in records if FAULT.search(record) and not DELIVERED_AGAIN.search(record)]
 
 
-@pytest.mark.slow
 def test_the_server_has_every_deployment_of_the_file_with_its_pool_and_parameters(home, client):
     expected = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
     registered = {deployment.name: deployment for deployment in client.read_deployments()}
@@ -109,7 +110,6 @@ def test_the_server_has_every_deployment_of_the_file_with_its_pool_and_parameter
     assert wait_for(lambda: client.read_work_pool(servers.WORK_POOL).status.value == "READY", 60)
 
 
-@pytest.mark.slow
 def test_the_pool_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_a_heartbeat(home, client):
     from prefect.automations import Automation
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -125,7 +125,6 @@ def test_the_pool_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_
     assert settings["flows"]["heartbeat_frequency"] < servers.ZOMBIE_SECONDS / 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "hour"), [("nightly", 2), ("performance", 1)])
 def test_the_scheduler_creates_the_runs_of_the_coming_nights(home, client, name, hour):
     deployment = client.read_deployment_by_name(f"benchmark/{name}")
@@ -134,7 +133,7 @@ def test_the_scheduler_creates_the_runs_of_the_coming_nights(home, client, name,
     assert all(run.auto_scheduled for run in runs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_benchmark_on_a_schedule_is_started_by_the_worker_and_completes(home, client, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump(PLAN), encoding="utf-8")
@@ -158,13 +157,12 @@ def test_a_benchmark_on_a_schedule_is_started_by_the_worker_and_completes(home, 
     assert list(home.glob("runs/*/report/*")), "the report is in the home of the servers"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [servers.PREFECT_SERVER, servers.MLFLOW_SERVER, servers.WORKER])
 def test_no_server_reports_a_fault_in_its_log(home, name):
     assert faults(home, name) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(home, client):
     """All processes of the worker get SIGKILL; the automation ends the run, and a retry goes on with it."""
     from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter

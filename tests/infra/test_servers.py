@@ -115,7 +115,7 @@ def test_down_ends_a_started_process_and_its_child_in_another_session(state, sle
     assert sleeper.poll() is None
 
 
-def test_a_server_of_a_background_job_ends_at_the_first_signal(state):
+def test_a_server_of_a_background_job_ends_at_the_first_signal(state, monkeypatch):
     ready = state / "server"
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -124,9 +124,8 @@ def test_a_server_of_a_background_job_ends_at_the_first_signal(state):
     finally:
         signal.signal(signal.SIGINT, before)
     wait_for_pid(ready)  # an interpreter that is starting ends with 1
-    before_stop = time.monotonic()
+    monkeypatch.setattr(psutil.Process, "kill", lambda process: pytest.fail("it did not end in 15 s"))
     servers.stop_servers()
-    assert time.monotonic() - before_stop < 10  # after 15 s it would be killed
 
 
 def test_a_running_server_is_not_started_again(state, capsys):
@@ -151,7 +150,7 @@ def test_a_taken_port_is_reported_before_anything_is_started(state, monkeypatch)
     assert not list(state.glob("*.json"))
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_a_server_that_fails_ends_the_servers_of_the_same_call(state, monkeypatch):
     fails = [sys.executable, "-c", "print('the store is locked'); raise SystemExit(3)"]
     monkeypatch.setenv("MLFLOW_PORT", str(servers.free_port()))

@@ -34,7 +34,7 @@ def create_in_process(uri):
     return subprocess.Popen([sys.executable, "-c", CREATE, uri])
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_a_store_whose_first_process_was_killed_is_made_by_the_next(home):
     uri = f"sqlite:///{home / 'mlflow.db'}"
     process = create_in_process(uri)
@@ -50,7 +50,7 @@ def test_a_store_whose_first_process_was_killed_is_made_by_the_next(home):
     assert not building.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_processes_that_start_at_once_make_one_store(home):
     uri = f"sqlite:///{home / 'mlflow.db'}"
     processes = [create_in_process(uri) for _ in range(3)]
@@ -196,7 +196,7 @@ def test_a_user_without_an_entry_is_named_by_its_id():
     assert stores._user_name(987654) == "the user with id 987654"
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_a_prefect_server_that_ends_at_its_start_is_noticed_with_its_cause(home, monkeypatch):
     url = "postgresql+asyncpg://u:p@127.0.0.1:1/none"
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", url)

@@ -29,7 +29,6 @@ def compute_with_trl(config, dpo, adapter, rows, folder):
     return loss.item(), slot
 
 
-@pytest.mark.slow
 def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(debug, resident, adapter, reference, tmp_path):
     encoded = [resident.encode_pair(pair) for pair in PAIRS]
     rows = [

@@ -194,7 +194,6 @@ def test_rloo_keeps_the_relative_lengths_of_gradients_that_grpo_and_gae_remove(s
 TABLE = ([0.4, 0.3, 0.2, 0.1], {"r": [0.0, 1.0, 2.0, 1.5]})
 
 
-@pytest.mark.slow
 def test_grpo_makes_the_best_completion_the_likeliest():
     policy, ppo = train_table(*TABLE, steps=60, kl=0.05, estimator={"kind": "grpo", "samples": 4})
     assert policy[2] > 0.8
@@ -240,7 +239,6 @@ def test_moments_continue_in_another_optimizer():
     assert all(torch.equal(a, b) for a, b in zip(parameters, copies, strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gae", "rloo"])
 def test_moments_are_part_of_a_clients_state_if_they_are_kept(kind):
     _, kept = train_table(*TABLE, steps=1, estimator={"kind": kind}, keep_moments=True)

@@ -43,7 +43,6 @@ def cvxpy():
     return pytest.importorskip("cvxpy")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("m", [2, 3, 4, 6, 8])
 def test_the_weights_without_a_solver_equal_those_of_cvxpy(cvxpy, m):
     generator = np.random.default_rng(m)

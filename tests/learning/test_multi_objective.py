@@ -117,7 +117,6 @@ def cool(short_policy):
     return sample_rollout(short_policy, PROMPTS, REWARDS, COOL, seed=4)
 
 
-@pytest.mark.slow
 def test_completions_are_sampled_at_the_temperature(short_policy, cool):
     assert cool.texts == [samples[0].text for samples in short_policy.policy.generate(PROMPTS, 4, 0.5)]
     assert cool.texts != [samples[0].text for samples in short_policy.policy.generate(PROMPTS, 4, 1.0)]
@@ -219,7 +218,6 @@ def train(policy, steps=1, batch_size=6, optimizer=ADAMW, seed=5, **options):
     return ppo, ppo.train(PROMPTS)
 
 
-@pytest.mark.slow
 def test_one_step_is_that_of_mgda_and_adamw(short_policy, adapter):
     regularized = partial(build_ppo, short_policy, beta=0.05, preference={"vowels": 3.0})
     ppo = regularized(training=Training(1, 6, ADAMW, 5), epochs=1, minibatch=6)
@@ -248,7 +246,6 @@ def test_one_step_is_that_of_mgda_and_adamw(short_policy, adapter):
         start += tensor.numel()
 
 
-@pytest.mark.slow
 def test_clipping_shortens_a_step_and_keeps_its_direction(short_policy, adapter):
     steps = {}
     for clip in (None, 1e-3):
@@ -262,7 +259,6 @@ def test_clipping_shortens_a_step_and_keeps_its_direction(short_policy, adapter)
     assert torch.cosine_similarity(steps[None], steps[1e-3], dim=0) > 0.999
 
 
-@pytest.mark.slow
 def test_tokens_whose_ratio_or_value_has_left_the_clip_are_not_moved_further(short_policy, adapter):
     policy_kl = {}
     head_norms = {}
@@ -282,7 +278,6 @@ def test_fixed_weights_are_in_the_order_of_the_objectives_and_there_are_none_by_
     assert ppo.weights is None
 
 
-@pytest.mark.slow
 def test_a_fixed_weight_of_1_is_plain_ppo_with_one_objective(short_policy, adapter):
     trained = []
     for rewards, weights in ((REWARDS, {"long": 1.0}), ({"long": score_length}, None)):
@@ -304,7 +299,6 @@ CONTROLLED = {
 }
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(short_policy, adapter):
     results = []
     for seed in (7, 7, 8):
@@ -316,7 +310,6 @@ def test_the_same_seed_gives_the_same_bytes(short_policy, adapter):
     assert not torch.equal(first, different)
 
 
-@pytest.mark.slow
 def test_a_round_continues_from_what_the_client_kept_after_the_last_one(short_policy):
     ppo, _ = train(short_policy, 2, seed=7, **CONTROLLED)
     numbers, tensors = ppo.numbers(), ppo.tensors()
@@ -333,7 +326,6 @@ def test_a_round_continues_from_what_the_client_kept_after_the_last_one(short_po
     assert following.numbers()["long/count"] == 12
 
 
-@pytest.mark.slow
 def test_the_metrics_of_a_round_are_means_and_its_last_coefficient_and_kl_from_the_policy(short_policy):
     ppo, figures = train(short_policy, 2, seed=7, **CONTROLLED)
     metrics = ppo.metrics(figures)
@@ -360,7 +352,6 @@ def test_without_prompts_training_is_refused(ppo):
 TABLE_CRITIC = {"kind": "gae", "critic_lr": 0.05}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "temperature", "steps"),
     [(TABLE_CRITIC, 1.0, 70), (TABLE_CRITIC, 0.7, 70), ({"kind": "rloo", "samples": 4}, 1.0, 80)],
@@ -385,14 +376,12 @@ CONFLICT = {"a": [1.0, 0.0, 0.7], "b": [0.0, 1.0, 0.7]}
 """Rewards by token of two objectives: each has a best token, and the third is a compromise."""
 
 
-@pytest.mark.slow
 def test_the_compromise_of_two_objectives_wins():
     policy, ppo = train_table([1 / 3] * 3, CONFLICT, 25, kl=0.05, estimator=TABLE_CRITIC)
     assert policy[2] > 0.8
     assert np.mean(ppo.history["lambda/a"]) == pytest.approx(0.5, abs=0.15)
 
 
-@pytest.mark.slow
 def test_the_value_heads_learn_the_return_of_a_completion():
     _, ppo = train_table([0.5, 0.5], {"r": [1.0, 1.0]}, 25, kl=0.0, estimator=TABLE_CRITIC)
     assert ppo.history["value_loss"][0] == pytest.approx(0.5, abs=0.05)

@@ -213,7 +213,6 @@ def test_the_loss_of_the_critic_has_no_gradient_of_the_policy(resident, learnt):
 # --- training
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_training_makes_the_completion_with_the_higher_score_more_likely(sign, resident):
     scores = np.array([[5.0, -5.0]] * 6) * sign
@@ -278,7 +277,6 @@ def test_dropout_is_off_so_the_first_step_is_at_the_received_policy(debug, adapt
     assert metrics["kl"] == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(resident, adapter):
     def train(seed):
         resident.slot.load(adapter)

@@ -255,7 +255,6 @@ def test_the_same_seed_gives_the_same_bytes_and_the_initial_adapter_is_not_chang
     assert not equal(first.adapter, initial)
 
 
-@pytest.mark.slow
 def test_supervised_training_makes_the_chosen_completions_more_likely(resident_policy):
     initial = resident_policy.slot.initial_adapter(0)
     losses = train_pairs(resident_policy, PAIRS, initial, SFT, LONG).figures.losses
@@ -264,7 +263,6 @@ def test_supervised_training_makes_the_chosen_completions_more_likely(resident_p
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
 
 
-@pytest.mark.slow
 def test_dpo_makes_the_implicit_rewards_prefer_the_chosen_completions(resident_policy):
     initial = resident_policy.slot.initial_adapter(0)
     _, metrics, figures, _ = train_pairs(resident_policy, PAIRS, initial, DPO, LONG)

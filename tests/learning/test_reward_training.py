@@ -116,7 +116,6 @@ def test_pairs_are_scored_by_their_two_responses(trained, debug, prepared):
     assert figures == trained.figures
 
 
-@pytest.mark.slow
 def test_training_does_not_change_the_global_generator():
     torch.manual_seed(5)
     state = torch.random.get_rng_state()
@@ -175,7 +174,6 @@ def test_the_record_of_a_training_contains_what_the_key_is_made_of(place, traini
     assert record["reward"] == ONE_STEP.model_dump(mode="json")
 
 
-@pytest.mark.slow
 def test_a_training_that_was_stopped_is_repeated_with_the_same_bytes(place, trainings, monkeypatch):
     first = ONE_STEP.prepare(place())
     weights = (first.folder / "model.safetensors").read_bytes()

@@ -42,7 +42,6 @@ def test_every_pair_is_shown_in_both_orders_with_both_labels():
         assert (Comparison(pair["prompt"], pair["rejected"], pair["chosen"]), 1) in rows
 
 
-@pytest.mark.slow
 def test_training_lowers_the_loss_until_the_chosen_completions_win(tiny_selector):
     initial = tiny_selector.slot.initial_adapter(0)
     adapter, metrics = train_selector(tiny_selector, PAIRS, initial, settings(20, 8, 6e-2))
@@ -54,7 +53,6 @@ def test_training_lowers_the_loss_until_the_chosen_completions_win(tiny_selector
     assert accuracy(score_pairs(tiny_selector, exchanged)) == 0.0
 
 
-@pytest.mark.slow
 def test_training_is_a_function_of_the_adapter_the_pairs_and_the_seed(debug, random_adapter):
     selector = Selector(debug.selector, "cpu")  # with dropout
     initial = random_adapter(3)

@@ -190,3 +190,23 @@ def test_temperature_0_chooses_the_largest_logit_and_draws_nothing():
     state = noise.get_state()
     assert choose_tokens(torch.tensor([[0.1, 3.0, 2.0]]), 0.0, [noise]) == [1]
     assert torch.equal(noise.get_state(), state)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_tokens_are_chosen_with_the_probabilities_of_the_softmax_at_a_temperature(temperature):
+    logits = torch.tensor([0.0, 2.0, 4.0])
+    count = 4000
+    noise = [torch.Generator().manual_seed(n) for n in range(count)]
+    tokens = torch.tensor(choose_tokens(logits.repeat(count, 1), temperature, noise))
+    expected = (logits / temperature).softmax(0)
+    standard_errors = (expected * (1 - expected) / count).sqrt()
+    assert ((torch.bincount(tokens, minlength=3) / count - expected).abs() < 4 * standard_errors).all()
+
+
+def test_equal_prompts_of_a_request_have_noise_of_their_own(llama):
+    tokenizer = SimpleNamespace(
+        pad_token_id=0, eos_token_id=STOP_IDS[0], decode=lambda ids, skip_special_tokens: str(ids)
+    )
+    settings = GenerationSettings(4, max_new_tokens=9, temperature=2.0, count=2)
+    samples = generate_completions(llama, tokenizer, [ENCODED[0]] * 3, settings, seed=1)
+    assert len({sample.text for of_prompt in samples for sample in of_prompt}) == 6

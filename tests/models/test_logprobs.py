@@ -37,7 +37,6 @@ def assert_close(tensors, expected, atol):
         assert torch.allclose(tensor, target, atol=atol)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [7, 1024])
 def test_log_probabilities_and_their_gradients_are_those_of_the_full_logits_for_any_chunks(
     resident, rows, chunk, monkeypatch
@@ -60,7 +59,6 @@ def input_shapes(resident):
     hook.remove()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_completions_of_one_prompt_share_its_pass_and_have_the_values_of_separate_rows(
     resident, attention, input_shapes, monkeypatch

@@ -158,7 +158,6 @@ def test_the_values_of_an_adapter_are_counted():
     assert shape.lora_values(lora) == sum(parameter.numel() for parameter in AdapterSlot(model).parameters)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layers", [None, 5])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_and_adapter_of_a_model_of_real_size_are_those_of_a_model_without_memory(family, layers):

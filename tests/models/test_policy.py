@@ -185,7 +185,6 @@ def test_sampling_does_not_change_the_global_generator(policy):
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_samples_follow_the_models_softmax(policy, temperature):
     ids = policy.tokenizer.encode("x")
@@ -203,7 +202,6 @@ def test_samples_follow_the_models_softmax(policy, temperature):
     assert expected.max() / expected.min() > 1.2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("continuous", [True, False])
 def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeypatch, continuous):
     monkeypatch.setattr(continuous_batch, "supports_continuous_batch", lambda model: continuous)
@@ -225,7 +223,6 @@ def test_the_backbones_generation_settings_do_not_change_samples(policy, monkeyp
     assert has_effect != continuous, "transformers reads the settings, a continuous batch does not"
 
 
-@pytest.mark.slow
 def test_clients_in_parallel_sample_as_they_do_one_after_the_other(debug):
     policies = [Policy(debug.policy, "cpu") for _ in range(2)]
 
@@ -249,7 +246,6 @@ def test_clients_in_parallel_sample_as_they_do_one_after_the_other(debug):
 # --- the end of a completion
 
 
-@pytest.mark.slow
 def test_a_completion_ends_with_its_first_stop_token_or_at_the_limit(policy, monkeypatch):
     stop_ids = list(range(2, 25))
     monkeypatch.setattr(generation, "find_stop_ids", lambda *_: stop_ids)
@@ -326,7 +322,6 @@ def test_a_folder_of_client_adapters_has_a_peft_folder_for_each_client(client_fo
     assert not has_client_adapters(None)
 
 
-@pytest.mark.slow
 def test_each_prompt_is_answered_by_the_policy_of_its_client_which_may_be_selected(
     policies, debug, client_folder
 ):

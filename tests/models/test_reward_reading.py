@@ -166,7 +166,6 @@ def test_a_padding_token_that_the_model_does_not_have_changes_no_score(tmp_path)
     assert_scores_of_pipeline(name, shape, TURNS, complete_texts(TURNS, shape, True))
 
 
-@pytest.mark.slow
 def test_a_trained_reward_is_trained_at_the_token_at_which_it_is_read(tmp_path, monkeypatch):
     """All its texts end in EOS, which pads them; their last tokens are what the losses depend on."""
     shape = family("llama-3")

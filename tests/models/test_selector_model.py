@@ -195,7 +195,6 @@ COMPARISONS = [
 ]
 
 
-@pytest.mark.slow
 def test_logits_are_in_the_order_of_the_comparisons(tiny_selector, random_adapter):
     tiny_selector.slot.load(random_adapter(0))
     together = tiny_selector.logits(COMPARISONS)
@@ -222,7 +221,6 @@ def test_two_half_batches_at_a_time_have_the_logits_of_one_batch(
     assert len(np.unique(logits)) > len(comparisons)
 
 
-@pytest.mark.slow
 def test_a_margin_over_both_orders_is_their_mean_and_changes_its_sign_with_them(
     tiny_selector, random_adapter
 ):
@@ -283,7 +281,6 @@ def test_a_single_order_changes_the_margins_but_not_those_by_order(
     assert not np.allclose(by_order[0], by_order[1])
 
 
-@pytest.mark.slow
 def test_scoring_disables_dropout(debug, random_adapter):
     lora = debug.selector.lora.model_copy(update={"dropout": 0.5})
     selector = Selector(debug.selector.model_copy(update={"lora": lora}), "cpu")
@@ -317,7 +314,6 @@ def test_an_even_number_of_selectors_and_choices_other_than_0_and_1_are_refused(
 # --- the embedded backbone
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(
     not (backbone_root() / "smollm2-135m-instruct" / "config.json").is_file(),
     reason="the embedded backbone is not on this machine (make install downloads it)",

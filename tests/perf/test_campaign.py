@@ -20,7 +20,7 @@ from components.config import RecipeError
 from components.io import read_json
 from perf.campaign import commands
 from perf.campaign.lines import CampaignError, is_complete, own_lines, publish, read_lines, read_results
-from perf.campaign.plan import LIST, read_campaign, runs_of
+from perf.campaign.plan import LIST, read_campaign
 from perf.commands import app
 from tests.support.pipeline import ROOT, environment_without
 
@@ -137,33 +137,36 @@ def resume(family, seeds):
 # --- The list of the project
 
 
-def test_every_arm_of_the_list_has_a_recipe_that_can_be_run(tmp_path):
-    campaign = read_campaign(LIST, tmp_path)
-    assert next(iter(campaign.families)) == "summarization-decisive"
+@pytest.fixture(scope="module")
+def families(tmp_path_factory):
+    """The families of the list, each with the recipe of every arm for its first seed."""
+    campaign = read_campaign(LIST, tmp_path_factory.mktemp("campaign"))
+    recipes = {}
     for name in campaign.families:
         benchmark = campaign.benchmark(name)
-        assert {arm_recipe(benchmark, arm, seed).seed for arm, seed in runs_of(benchmark)} == {
-            *benchmark.seeds
-        }
+        recipes[name] = {arm: arm_recipe(benchmark, arm, benchmark.seeds[0]) for arm in benchmark.arms}
+    return recipes
 
 
-def test_all_arms_of_a_family_have_the_same_number_of_gradient_evaluations(tmp_path):
+def test_every_arm_of_the_list_has_a_recipe_that_can_be_run(families):
+    assert next(iter(families)) == "summarization-decisive"
+    assert all(families.values())
+
+
+def test_all_arms_of_a_family_have_the_same_number_of_gradient_evaluations(families):
     from components.federation.method import method_of
 
-    campaign = read_campaign(LIST, tmp_path)
-    for name in campaign.families.keys() - {"summarization-early"}:  # it compares runs of different lengths
-        benchmark = campaign.benchmark(name)
+    for name in families.keys() - {"summarization-early"}:  # it compares runs of different lengths
         budgets = set()
-        for arm in benchmark.arms:
-            federation = arm_recipe(benchmark, arm, benchmark.seeds[0]).federation
+        for recipe in families[name].values():
+            federation = recipe.federation
             gradients = method_of(federation).gradient_evaluations(federation, rows=64)
             budgets.add(federation.rounds * federation.clients_per_round * gradients)
         assert len(budgets) == 1, name
 
 
-def test_the_decisive_recipe_uses_all_papers(tmp_path):
-    benchmark = read_campaign(LIST, tmp_path).benchmark("summarization-decisive")
-    options = arm_recipe(benchmark, "FedBis", 0).data.options
+def test_the_decisive_recipe_uses_all_papers(families):
+    options = families["summarization-decisive"]["FedBis"].data.options
     sets = ("train", "validation", "test", "judge")
     assert sum(getattr(options, f"{name}_papers") for name in sets) + options.align_prompts == 250
 
@@ -393,7 +396,7 @@ def wait_until(is_reached, process):
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.pipeline
 def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(
     write_list, published, tmp_path, monkeypatch
 ):

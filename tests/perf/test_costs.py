@@ -42,7 +42,6 @@ def costs_by_arm(monkeypatch):
     return costs
 
 
-@pytest.mark.slow
 def test_the_ways_of_a_selector_step_are_compared_on_the_same_rows(costs_by_arm, capsys):
     ratios = step_costs.compare_steps("debug", 1)
     arms = list(step_costs.ARMS)
@@ -55,7 +54,6 @@ def test_the_ways_of_a_selector_step_are_compared_on_the_same_rows(costs_by_arm,
     assert gigaflops[0] == gigaflops[1] < gigaflops[2] < gigaflops[3]
 
 
-@pytest.mark.slow
 def test_a_step_of_dpo_has_a_share_of_the_gemm_rate(costs_by_arm, capsys):
     ratios = step_costs.compare_dpo_steps("debug", 1)
     concurrent, one = (costs_by_arm[arm] for arm in ("concurrent", "one-part"))
@@ -97,7 +95,6 @@ def test_ways_to_wait_are_timed_alone_and_beside_a_busy_process(monkeypatch, cap
     assert "beside-a-busy-process" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_four_ways_to_sample_completions_are_timed(capsys, monkeypatch):
     monkeypatch.setattr("components.models.onednn._is_amd_with_avx512", lambda: True)
     ratios = policy_costs.compare_generation("debug", 1)
@@ -120,7 +117,6 @@ def test_the_rate_of_a_matrix_product_is_a_positive_number():
     assert 0 < gemm_gigaflops("cpu", size=64, repeats=2) < 1e6
 
 
-@pytest.mark.slow
 def test_both_solutions_of_mgda_agree(capsys):
     ratios = objective_costs.compare_solvers("debug", 1)
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()]
@@ -135,7 +131,6 @@ def test_a_recipe_with_one_objective_is_refused_for_the_cost_of_several():
         objective_costs.compare_objectives("debug", 1)
 
 
-@pytest.mark.slow
 def test_the_step_of_firm_is_measured_for_one_to_three_objectives(tmp_path, capsys):
     from components.recipes import dump_recipe, load_recipe
 
@@ -151,10 +146,8 @@ def test_the_step_of_firm_is_measured_for_one_to_three_objectives(tmp_path, caps
     assert all(ratio > 0 for (ratio,) in ratios.values())
 
 
-@pytest.mark.slow
 def test_a_round_is_run_through_the_flow_and_as_a_loop(new_workplace, monkeypatch, capsys):
     place = new_workplace("orchestration")
-    monkeypatch.setenv("PREFECT_API_URL", place.prefect_url)
     ratios, _ = place.call(lambda: orchestration.compare_orchestration("debug", 1))
     assert list(ratios) == ["orchestration/flow_against_bare_loop"]
     assert first_words(capsys)[-6:] == ["A", "name", "loop", "flow", "times", *ratios]

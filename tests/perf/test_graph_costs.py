@@ -31,7 +31,6 @@ def test_the_table_has_a_row_per_number_of_clients_and_the_double_loop_agrees(
     assert all(float(row[-2]) < 1e-6 for row in rows[:2])
 
 
-@pytest.mark.slow
 def test_the_costs_are_plotted(in_this_process, tmp_path):
     graph_costs.compare_clients([2, 3], loop=2, rank=1, layers=1, plot=tmp_path / "costs.html")
     assert (tmp_path / "costs.html").read_text(encoding="utf-8").count("plotly-graph-div") == 1
@@ -43,7 +42,6 @@ def test_no_clients_are_refused(capsys):
     assert "'clients'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_each_number_of_clients_is_measured_in_a_process_of_its_own(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["graph-costs", "2", "--rank", "1", "--layers", "1"])

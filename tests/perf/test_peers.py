@@ -96,7 +96,6 @@ def test_the_adapter_of_an_exchange_fits_peft_and_changes_the_model(policy_folde
     assert all(tensor.any() for tensor in adapter.values())
 
 
-@pytest.mark.slow
 def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
     from perf.peers.scripts import trl_client
 
@@ -111,12 +110,10 @@ def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
     assert all(part.seconds > 0 for part in [*ours, *work])
 
 
-@pytest.mark.slow
 def test_rounds_through_the_flow_have_the_losses_of_clients_one_after_the_other(
     selector_folder, new_workplace, monkeypatch
 ):
     place = new_workplace("peers")
-    monkeypatch.setenv("PREFECT_API_URL", place.prefect_url)
     work, _ = place.call(lambda: own.time_rounds(str(selector_folder)))
     rounds = runs.parse_work("ours", work)
     assert len(rounds) == 2

@@ -78,14 +78,12 @@ def logged(nights, place):
     return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
 
 
-@pytest.mark.slow
 def test_each_run_logs_its_ratios_to_one_finished_mlflow_run(logged):
     assert [run.data.metrics["scripted/new_against_old"] for run in logged] == SPEEDS
     assert logged[0].data.metrics["mgda/faces_against_cvxpy_for_2"] > 0
     assert {run.info.status for run in logged} == {"FINISHED"}
 
 
-@pytest.mark.slow
 def test_a_run_records_the_conditions_and_the_commit(logged):
     params = logged[0].data.params
     assert params["recipe"] == "debug"
@@ -106,7 +104,6 @@ def test_a_run_records_the_conditions_and_the_commit(logged):
     assert logged[0].data.tags["git.commit"] == nightly.git_commit()
 
 
-@pytest.mark.slow
 def test_the_first_three_runs_are_not_judged(nights, logged):
     for number, (night, run) in enumerate(zip(nights[:3], logged[:3], strict=True)):
         assert night.state.is_completed()
@@ -115,7 +112,6 @@ def test_the_first_three_runs_are_not_judged(nights, logged):
         assert run.data.tags["regressions"] == "not judged"
 
 
-@pytest.mark.slow
 def test_a_regression_fails_the_flow_after_everything_is_logged(nights, logged):
     last = nights[3]
     sentence = "scripted/new_against_old: 1.000 instead of 2.000 (median of 3 earlier runs)"
@@ -127,12 +123,10 @@ def test_a_regression_fails_the_flow_after_everything_is_logged(nights, logged):
     assert logged[3].info.status == "FINISHED"
 
 
-@pytest.mark.slow
 def test_the_printed_tables_are_in_the_log(nights):
     assert "A solution of MGDA, median of" in nights[0].output
 
 
-@pytest.mark.slow
 def test_beside_other_work_the_flow_fails_and_logs_nothing(nights, logged, place, monkeypatch):
     monkeypatch.setattr(os, "getloadavg", lambda: (1.4, 0.0, 0.0))
     state, _ = place.call(

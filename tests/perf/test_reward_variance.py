@@ -55,7 +55,6 @@ def test_equal_scores_have_no_variance():
     assert parts.leave_one_out_ratio == 1
 
 
-@pytest.mark.slow
 def test_the_answers_of_a_prompt_are_scored_by_the_reward_of_each_objective():
     scores = sample_scores(load_recipe("debug", OBJECTIVES), "cpu", prompts=3, samples=2)
     assert scores.keys() == {"long"}

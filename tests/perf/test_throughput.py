@@ -57,7 +57,6 @@ def test_the_flops_of_a_step_are_those_that_torch_counts():
     assert counter.get_total_flops() == expected - unneeded_flops(model, 32)
 
 
-@pytest.mark.slow
 def test_the_table_and_its_json_have_the_same_figures(tiny, capsys):
     threads = torch.get_num_threads()
     with pytest.raises(SystemExit, match="0"):
@@ -74,7 +73,6 @@ def test_the_table_and_its_json_have_the_same_figures(tiny, capsys):
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.slow
 def test_the_three_largest_costs_are_shares_in_descending_order(tiny):
     shares = list(throughput.measure(Step("tiny", 2, 16), 1, "cpu")["costs"].values())
     assert len(shares) == 3
@@ -82,7 +80,6 @@ def test_the_three_largest_costs_are_shares_in_descending_order(tiny):
     assert shares == sorted(shares, reverse=True)
 
 
-@pytest.mark.slow
 def test_an_unknown_peak_gives_no_utilization(tiny):
     assert throughput.measure(Step("tiny", 1, 8), 1, "cpu")["utilization"] is None
 
@@ -104,7 +101,6 @@ def test_the_shapes_have_the_published_numbers_of_parameters(shape, parameters):
     assert find_active_dropout(model) == []
 
 
-@pytest.mark.slow
 def test_by_default_two_shapes_are_measured_at_the_papers_batch_size(monkeypatch, tiny, capsys):
     measured = []
     figures = throughput.measure(Step("tiny", 1, 8), 1, "cpu")

@@ -22,6 +22,8 @@ from components.models.store import AdapterStore
 from components.results import FederationResult
 from tests.support.pipeline import ROOT
 
+pytestmark = pytest.mark.pipeline
+
 EXAMPLE = Path(__file__).parent / "example"
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-method.md"
 METHOD = ["federation.method=feddpo-step", "federation.rounds=1"]
@@ -87,14 +89,12 @@ def test_the_tutorial_shows_the_files_of_the_example():
     assert tutorial_files() == files
 
 
-@pytest.mark.slow
 def test_an_installed_method_is_listed_with_its_description(installed):
     (line,) = [line for line in installed.fed_rlhf("methods").splitlines() if "feddpo-step" in line]
     assert line.split()[1] == "policy"
     assert line.endswith("FedDPO whose server takes partial steps.")
 
 
-@pytest.mark.slow
 def test_options_of_an_installed_aggregator_are_checked(installed):
     aggregator = "federation.options={aggregator: {kind: server-step, lr: %s}}"
     arguments = ["-m", "flows.cli", "check", "debug", "federation.method=feddpo"]
@@ -105,7 +105,6 @@ def test_options_of_an_installed_aggregator_are_checked(installed):
     assert refused.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_options_of_an_installed_source_are_checked(installed):
     refused = installed.run("-m", "flows.cli", "check", "debug", *TICKETS, "data.options.agent=3")
     assert refused.returncode == 2
@@ -113,7 +112,6 @@ def test_options_of_an_installed_source_are_checked(installed):
     assert refused.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_the_packages_own_tests_pass(installed):
     done = installed.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(installed.tests))
     assert done.returncode == 0, done.stdout
@@ -137,7 +135,6 @@ def on_the_path(installed):
         del sys.modules[name]
 
 
-@pytest.mark.slow
 def test_a_run_uses_an_installed_method_and_an_installed_source(on_the_path, new_workplace):
     folder = new_workplace("plugin").run(*METHOD, *TICKETS).folder
     recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
@@ -158,7 +155,6 @@ def momentum(on_the_path, new_workplace):
     return place, place.run(*MOMENTUM)
 
 
-@pytest.mark.slow
 def test_each_step_of_the_server_is_the_velocity_that_the_commit_remembers(momentum):
     _, run = momentum
     commits = sorted((run.folder / "federation" / "commits").glob("*.json"))
@@ -174,7 +170,6 @@ def test_each_step_of_the_server_is_the_velocity_that_the_commit_remembers(momen
             assert torch.equal(new[name], old[name] + tensor)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_warns_of_another_version_of_a_package_that_it_uses(momentum):
     place, run = momentum
     assert "fed-support" not in run.output
@@ -187,7 +182,6 @@ def test_a_resumed_run_warns_of_another_version_of_a_package_that_it_uses(moment
     assert run.run.metadata()["plugins"] == {"fed-support": ["0.0.9", "0.1.0"]}
 
 
-@pytest.mark.slow
 def test_without_the_package_its_method_is_refused_with_the_installed_ones(installed):
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", "check", "debug", *METHOD],

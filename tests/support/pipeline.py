@@ -166,7 +166,11 @@ class Workplace:
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that lead a run here."""
-        return {"FED_RLHF_RUNS": str(self.runs), "MLFLOW_TRACKING_URI": self.tracking}
+        return {
+            "FED_RLHF_RUNS": str(self.runs),
+            "MLFLOW_TRACKING_URI": self.tracking,
+            "PREFECT_API_URL": self.prefect_url,
+        }
 
     def run(self, *overrides: str, recipe: str = "debug") -> PipelineRun:
         """Run a recipe to its end, in this process."""
@@ -205,8 +209,7 @@ class Workplace:
     def main(self, command: Callable[[list[str]], int], *arguments: str) -> tuple[int, str]:
         """Exit status and output of a function of the command line, called in this process."""
         printed = io.StringIO()
-        variables = {"PREFECT_API_URL": self.prefect_url}
-        with process_settings(variables), redirect_stdout(printed), redirect_stderr(printed):
+        with redirect_stdout(printed), redirect_stderr(printed):
             status, log = self.call(lambda: command(list(arguments)))
         return status, log + printed.getvalue()
 
@@ -220,12 +223,11 @@ class Workplace:
         if "FED_RLHF_BACKBONES" in os.environ:
             inherited["FED_RLHF_BACKBONES"] = os.environ["FED_RLHF_BACKBONES"]
         home = {"PREFECT_HOME": str(self.folder / "prefect"), "OMP_NUM_THREADS": "1"}
-        api = {"PREFECT_API_URL": self.prefect_url}
         command = [] if "resume" in arguments else ["run", "debug"]
         return subprocess.Popen(
             [sys.executable, "-m", "flows.cli", *command, *arguments],
             cwd=ROOT,
-            env=inherited | home | api | self.variables,
+            env=inherited | home | self.variables,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -413,7 +413,6 @@ def test_a_question_of_two_sets_is_refused_before_any_tree_is_grown(grow_two_set
         grow_two_sets(*parts)
 
 
-@pytest.mark.slow
 def test_trees_are_grown_for_different_parts_of_sets_that_share_questions(grow_two_sets):
     names = grow_two_sets([0, 2], [1, 2])
     assert len(names) == 8

@@ -219,7 +219,6 @@ def write_report(folder: Path, plan: Benchmark) -> WrittenReport:
     )
 
 
-@pytest.mark.slow
 def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(finished, monkeypatch):
     monkeypatch.setattr(benchmark_report, "git_commit", lambda: DIRTY)
     report = write_report(finished, PLAN)
@@ -263,7 +262,6 @@ def test_a_seed_without_a_finished_run_has_no_figures(results):
     assert {arm: set(by_seed) for arm, by_seed in results.metrics.items()} == {"FedBis": {0}, "FedDPO": {0}}
 
 
-@pytest.mark.slow
 def test_the_numbers_of_a_report_have_each_contests_verdicts_and_its_figures_over_all_seeds(finished):
     figures = write_report(finished, PLAN).figures
     assert figures["contests"]["FedBis against base policy"]["0"] == {
@@ -344,7 +342,6 @@ def test_a_front_has_the_scores_of_its_arms_and_of_the_base_policy(fronts):
     assert front["a"].base_scores == {"x": 1.5, "y": 0.5}
 
 
-@pytest.mark.slow
 def test_the_report_shows_fronts_their_claims_and_answers_of_their_policies(fronts):
     report = write_report(fronts, FRONTS)
     assert report.figures["claims"][0]["verdict"] == "undecided"

@@ -46,7 +46,6 @@ SUMMARIZE = "Write a summary of the text in one paragraph of at most 50 words.\n
 """The instruction of the debug recipe's template, which the annotator reads before the prompt."""
 
 needs_the_package = [
-    pytest.mark.slow,
     pytest.mark.skipif(
         find_spec("alpaca_eval") is None,
         reason="the package alpaca-eval is not installed (extra alpaca-eval)",

@@ -276,7 +276,6 @@ end_if_jobs_hang(3)
 """
 
 
-@pytest.mark.slow
 def test_a_process_ends_with_its_status_while_a_job_hangs_in_torch():
     done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (3, "no answer within 0.5 s (runtime.client_timeout)\n"), (
@@ -358,7 +357,6 @@ def test_the_reason_of_a_shard_whose_process_died_is_that_of_prefect(fragile, st
     assert answer == Failure("ada", "Crashed: worker lost")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("size", "settings"), [(1, []), (2, []), (1, ["runtime.client_timeout=60"])])
 def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
     prefect_session, fragile, prepared, tmp_path, size, settings
@@ -390,7 +388,6 @@ def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
     assert torch.equal(commits.store.get(new.adapters["selector"])["a"], torch.ones(3))
 
 
-@pytest.mark.slow
 def test_prefect_does_not_retry_a_client_that_hangs(prefect_session, fragile, debug, prepared, store):
     from prefect import flow
 
@@ -637,7 +634,6 @@ def train_clients(recipe, prepared, folder, workers):
         return [update.adapter for (update,) in answers]
 
 
-@pytest.mark.slow
 def test_concurrent_clients_train_the_bytes_of_clients_one_after_the_other(
     debug, prepared, tmp_path, monkeypatch
 ):
@@ -712,7 +708,6 @@ def test_the_memory_of_a_trainer_is_free_before_another_one_is_built(debug, monk
     assert events == ["built", "freed", "built", "freed"]
 
 
-@pytest.mark.slow
 def test_after_release_nothing_is_resident_and_the_devices_are_chosen_again(debug, built):
     pool = DevicePool()
     with pool.borrow_trainer(on_devices(debug, "one")):
@@ -748,7 +743,6 @@ def test_the_references_logprobs_are_computed_once_for_all_trainers_of_a_backbon
         assert second.score_pairs([PAIR], adapter, None).margins_by_metric["summed"] == expected != 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "is_shared"), [([], True), (["policy.backbone.dtype=bfloat16"], False)]
 )

@@ -268,7 +268,6 @@ def test_bytes_sent_in_a_round_are_summed_over_its_steps_and_bytes_kept_are_not(
     assert history(client, target.parent, "round/bytes_sent") == [(1, 5), (2, 45)]
 
 
-@pytest.mark.slow
 def test_steps_that_are_logged_twice_have_the_values_of_steps_logged_once(target, client, records):
     """A run killed between commit and logging logs its last step again when it is resumed."""
     for _ in range(2):
@@ -324,7 +323,6 @@ def test_the_adapters_of_clients_of_any_name_are_logged_once_under_names_that_ml
     assert {model.tags["adapter"] for model in models.values()} == set(ODD_NAMES)
 
 
-@pytest.mark.slow
 def test_a_logged_adapter_is_a_peft_folder_that_gives_the_logits_of_the_committed_one(
     target, client, records, tiny_selector, tmp_path
 ):
@@ -420,7 +418,6 @@ def test_the_alias_moves_with_runs_of_one_experiment_and_stays_for_others_and_be
     assert not may_move_alias(client, "model", child(experiment))  # in a benchmark
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*An input example was not provided")
 def test_a_registered_policy_loads_with_pyfunc_and_gives_the_policys_completions(
     registered, phase, debug, client, tmp_path
@@ -456,7 +453,6 @@ print(model.predict(pandas.DataFrame({"prompt": ["a paper on cats"]}))["completi
 """
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*An input example was not provided")
 def test_a_registered_policy_keeps_its_backbone_in_the_users_cache(registered, debug, tmp_path):
     (uri, _), folder = registered

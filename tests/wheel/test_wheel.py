@@ -14,6 +14,8 @@ import pytest
 from components.recipes import recipe_names
 from tests.support.pipeline import NOISE, ROOT, environment_without
 
+pytestmark = pytest.mark.pipeline
+
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 SOURCES = ("components", "flows", "infra", "tasks")
 
@@ -78,20 +80,17 @@ def wheel(tmp_path_factory):
     return InstalledWheel(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.mark.slow
 def test_commands_use_the_installed_packages(wheel, tmp_path):
     code = "import flows.cli, components; print(flows.cli.__file__, components.__file__, sep='\\n')"
     paths = wheel.run([sys.executable, "-c", code], tmp_path).splitlines()
     assert all(Path(path).is_relative_to(wheel.packages) for path in paths)
 
 
-@pytest.mark.slow
 def test_the_wheel_has_all_recipes(wheel, tmp_path):
     lines = wheel.fed_rlhf(tmp_path, "recipes").splitlines()
     assert [line.split()[0] for line in lines[1:]] == recipe_names()
 
 
-@pytest.mark.slow
 def test_the_script_is_the_command_line(wheel, tmp_path):
     (metadata,) = wheel.packages.glob("fed_rlhf-*.dist-info")
     (script,) = PathDistribution(metadata).entry_points.select(group="console_scripts")
@@ -101,14 +100,12 @@ def test_the_script_is_the_command_line(wheel, tmp_path):
     assert output.splitlines()[0] == "debug: the recipe is valid"
 
 
-@pytest.mark.slow
 def test_the_module_of_the_command_checks_recipes(wheel, tmp_path):
     command = [sys.executable, "-m", "flows.cli", "check", "summarization/demo"]
     output = wheel.run(command, tmp_path)
     assert output.splitlines()[0] == "summarization/demo: the recipe is valid"
 
 
-@pytest.mark.slow
 def test_runs_are_in_the_configured_home(wheel, tmp_path):
     home = tmp_path / "home"
     output = wheel.fed_rlhf(tmp_path, "runs", FED_RLHF_HOME=str(home))
@@ -129,7 +126,6 @@ def first_run(wheel, session_folder, prefect_session, migrated_store, tmp_path_f
     return folder, wheel.fed_rlhf(folder, "run", "debug", "federation.rounds=1", **cache)
 
 
-@pytest.mark.slow
 def test_a_run_is_written_under_the_working_folder(first_run, wheel):
     place, output = first_run
     (folder,) = place.glob("runs/debug-*")
@@ -144,7 +140,6 @@ def test_a_run_is_written_under_the_working_folder(first_run, wheel):
     assert "finished" in wheel.fed_rlhf(place, "runs")
 
 
-@pytest.mark.slow
 def test_a_run_prints_its_progress_and_no_warning(first_run):
     _, output = first_run
     assert "round 1 of 1" in output

@@ -1,0 +1,62 @@
+"""The files of the long tier, and those that a change concerns: `python -m tests.support.long_tier [BASE]`.
+
+Prints the files of tests/long.yaml that changed since the commit BASE, or of which a source did. Without
+BASE, a change is all that was committed within four hours before the last commit. All files are printed
+where the history does not reach so far back.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Collection
+from datetime import timedelta
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TypedDict
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHANGE = timedelta(hours=4)
+
+
+class LongFile(TypedDict):
+    """What tests/long.yaml says of a file."""
+
+    stays: list[str]
+    touched: list[str]
+
+
+def long_files() -> dict[str, LongFile]:
+    """The files of the long tier by their path."""
+    files: dict[str, LongFile] = yaml.safe_load((ROOT / "tests" / "long.yaml").read_text(encoding="utf-8"))
+    return files
+
+
+def concerned(changed: Collection[str]) -> list[str]:
+    """The files of the long tier that are among changed files, or name one of them."""
+    files = []
+    for name, entry in long_files().items():
+        if any(fnmatch(path, pattern) for path in changed for pattern in (name, *entry["touched"])):
+            files.append(name)
+    return files
+
+
+def git(*arguments: str) -> str:
+    """Output of a git command in this checkout."""
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main(base: str = "") -> None:
+    """Print a line for each file."""
+    if not base:
+        last = int(git("log", "-1", "--format=%ct"))
+        base = git("rev-list", "-1", f"--before={last - int(CHANGE.total_seconds())}", "HEAD")
+    files = concerned(git("diff", "--name-only", base, "HEAD").splitlines()) if base else long_files()
+    print("\n".join(files))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
