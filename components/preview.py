@@ -60,12 +60,12 @@ _last: dict[str, DataSet] = {}
 """The data that this process read last, by what they depend on: arms of a benchmark share them."""
 
 
-def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
+def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview:
     """Read the data of a recipe as far as they are here.
 
     Args:
         recipe: the recipe.
-        validated: whether the expectations are checked too, which imports Great Expectations. A run does so
+        with_expectations: whether the expectations are checked too, which imports Great Expectations. A run does so
             itself, and keeps the Data Docs of data that fail.
 
     Raises:
@@ -84,16 +84,16 @@ def preview_data(recipe: Recipe, validated: bool = False) -> DataPreview:
             return DataPreview(unread=f"of the data, the first {HEAD:,} rows were read, since {large}")
         return DataPreview(unread=f"the data were not read: {large}")
     if is_larger(files, KEPT_BYTES):
-        return _checked(recipe, assemble(data, recipe.seed), validated)
+        return _checked(recipe, assemble(data, recipe.seed), with_expectations)
     key = " ".join([str(recipe.seed), data.model_dump_json(), *map(hash_path, files)])
     if key not in _last:
         data_set = assemble(data, recipe.seed)
         _last.clear()
         _last[key] = data_set
-    return _checked(recipe, _last[key], validated)
+    return _checked(recipe, _last[key], with_expectations)
 
 
-def _checked(recipe: Recipe, data_set: DataSet, validated: bool) -> DataPreview:
+def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> DataPreview:
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = sum(client.train > 0 for client in data_set.clients.values())
     check_participants(active, recipe.federation.clients_per_round)
@@ -107,7 +107,7 @@ def _checked(recipe: Recipe, data_set: DataSet, validated: bool) -> DataPreview:
             except DataError as error:
                 raise DataError(str(error).replace(f"{path} has", "the judge has")) from None
     warnings = list(data_set.warnings)
-    if validated:
+    if with_expectations:
         warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
     sizes = [sum(client.rows().values()) for client in data_set.clients.values()]
     splits = data_set.splits

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.config import (
     BackboneConfig,
@@ -27,6 +27,9 @@ from components.config.section import describe_type
 from components.data.records import DataError
 from components.inputs import check_inputs
 from components.paths import is_file
+
+if TYPE_CHECKING:
+    from components.preview import DataPreview
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
 
@@ -285,14 +288,18 @@ def _check_lora(recipe: Recipe) -> None:
         raise RecipeError(str(error)) from None
 
 
-def validate_environment(recipe: Recipe) -> list[str]:
+def validate_environment(recipe: Recipe, with_expectations: bool = False) -> tuple[list[str], DataPreview]:
     """Refuse a recipe whose files, models, or AlpacaEval package, annotator or key are missing or do not fit.
 
     It is called before a run starts. load_recipe does not call it, since it also reads recipes of
     finished runs. Data of local files are read, see preview_data.
 
+    Args:
+        recipe: the recipe.
+        with_expectations: whether the expectations on the data are checked too, see preview_data.
+
     Returns:
-        names of the models of the hub that cannot be read from here, and were not checked.
+        names of the models of the hub that cannot be read from here, and were not checked; and the data.
 
     Raises:
         UserError: in one sentence; of a file, a model, its tokenizer, LoRA's targets, the reference
@@ -308,10 +315,10 @@ def validate_environment(recipe: Recipe) -> list[str]:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     check_inputs(recipe)
     _check_adapters(recipe)
-    preview_data(recipe)
+    preview = preview_data(recipe, with_expectations)
     unread = check_models(recipe)
     check_fit(recipe)
-    return unread
+    return unread, preview
 
 
 def _check_adapters(recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ Heavy packages are imported inside the commands, so that `--help` and completion
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import wraps
@@ -127,7 +128,9 @@ def run(recipe: RecipeArgument, overrides: Overrides = None, verbose: VerboseOpt
     """Run a recipe from its data to its report."""
     from components.recipes import load_recipe, validate_environment
 
-    validate_environment(load_recipe(recipe, overrides or []))
+    loaded = load_recipe(recipe, overrides or [])
+    _say(f"checking {recipe} ...")
+    validate_environment(loaded)
     return _run_pipeline(verbose, recipe=recipe, overrides=overrides or [])
 
 
@@ -148,6 +151,7 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
     with lock(found):  # refuses a run that is at work, before a flow begins
         recipe = found.recipe()
         if not (found.evaluation / RESULT).is_file():
+            _say(f"checking {found.id} ...")
             with original_names(recipe):
                 validate_environment(recipe)
     return _run_pipeline(verbose, recipe=recipe.name, resume=run)
@@ -183,15 +187,14 @@ def check(
     """Check a recipe and what it needs; estimate memory and disk."""
     from components.config.loading import annotated_yaml
     from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
-    from components.preview import describe_data, preview_data
+    from components.preview import describe_data
     from components.recipes import load_with_origins, validate_environment
 
     loaded, origins = load_with_origins(recipe, overrides or [])
     if print_recipe:
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
-    unread = validate_environment(loaded)
-    preview = preview_data(loaded, validated=True)
+    unread, preview = validate_environment(loaded, with_expectations=True)
     time = training_time(loaded, preview.server_prompts)
     from tasks.devices import describe_places  # imports torch and Prefect
 
@@ -405,6 +408,8 @@ def benchmark(
         name = str(find_benchmark(resume) / "benchmark.yaml")
         plan = extend_plan(read_benchmark(name), overrides)
     recipes = {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms if resume is None}
+    if not check:
+        _say(f"checking the recipes of {name} ...")
     for recipe in recipes.values():
         validate_environment(recipe)
     if check:
@@ -481,6 +486,11 @@ def down() -> None:
     from infra.servers import stop_servers
 
     stop_servers()
+
+
+def _say(line: str) -> None:
+    """Print what is being done, before libraries are imported for seconds."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _print_json(output: BaseModel | Sequence[BaseModel]) -> None:

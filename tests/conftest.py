@@ -3,8 +3,10 @@
 import atexit
 import os
 import shutil
+import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,22 @@ def prefect_session(session_folder) -> Iterator[str]:
 def migrated_store(session_folder) -> Path:
     """An empty MLflow store to copy."""
     return mlflow_store.migrated_store(session_folder / "mlflow")
+
+
+@pytest.fixture(scope="session")
+def fill_home(prefect_session, session_folder, migrated_store) -> Callable[[Path], Path]:
+    """A function that gives a home of the project empty databases, which take seconds to make."""
+
+    def fill(home: Path) -> Path:
+        databases = {session_folder / "prefect" / "home" / "prefect.db": ".prefect/prefect.db"}
+        databases[migrated_store] = "mlflow.db"
+        for source, name in databases.items():
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(home / name)) as copy:
+                database.backup(copy)
+        return home
+
+    return fill
 
 
 @pytest.fixture(scope="session")

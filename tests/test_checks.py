@@ -103,7 +103,7 @@ def test_an_end_of_a_turn_beyond_the_embedding_is_refused(model):
 def test_a_policy_whose_chat_template_prints_the_present_day_is_accepted(tmp_path):
     policy = write_chat_policy("llama-3.2", tmp_path)
     name = f"policy.backbone.name={policy.backbone.name}"
-    assert validate_environment(load_recipe("debug", [name, *FEDDPO])) == []
+    assert validate_environment(load_recipe("debug", [name, *FEDDPO]))[0] == []
 
 
 @pytest.mark.parametrize(

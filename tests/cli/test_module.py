@@ -46,14 +46,13 @@ def test_wrong_arguments_are_refused_with_a_sentence(call, arguments, message):
     assert re.search(message, errors)
 
 
-@pytest.mark.pipeline
-def test_a_process_runs_the_pipeline_and_its_run_is_checked_by_its_id(call, tmp_path):
+def test_a_process_runs_the_pipeline_and_its_run_is_checked_by_its_id(call, tmp_path, fill_home):
     environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_HOME")
     arguments = ["--recipe", "debug", "federation.rounds=1", "evaluation.judge.steps=1"]
     done = subprocess.run(
         [sys.executable, "-m", "flows.fed_rlhf", *arguments],
         cwd=ROOT,
-        env=environment | {"FED_RLHF_HOME": str(tmp_path)},
+        env=environment | {"FED_RLHF_HOME": str(fill_home(tmp_path))},
         capture_output=True,
         text=True,
     )

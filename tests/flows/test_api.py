@@ -20,13 +20,12 @@ asyncio.run(cell())
 """
 
 
-@pytest.mark.pipeline
-def test_a_notebook_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path):
+def test_a_notebook_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path, fill_home):
     environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_RUNS", "FED_RLHF_HOME")
     done = subprocess.run(
         [sys.executable, "-c", NOTEBOOK],
         cwd=ROOT,
-        env=environment | {"FED_RLHF_HOME": str(tmp_path)},
+        env=environment | {"FED_RLHF_HOME": str(fill_home(tmp_path))},
         capture_output=True,
         text=True,
     )

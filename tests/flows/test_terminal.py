@@ -32,7 +32,7 @@ log = logging.getLogger("flows.a_run")
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 KNOWN_LINES = re.compile(
-    r"starting \.\.\.|run debug-[\w-]+: recipe debug, folder \S+"
+    r"checking debug \.\.\.|starting \.\.\.|run debug-[\w-]+: recipe debug, folder \S+"
     r"|warning: .* two completions that are equal .*"
     r"|prepare: 80 pairs of 4 clients in .*|round \d+ of 3: 2 clients, training loss .*"
     r"|federate: 3 rounds in .*, accuracy 0\.\d{3} -> 0\.\d{3}"

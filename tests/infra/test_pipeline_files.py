@@ -296,34 +296,77 @@ def test_a_prefect_command_in_the_checkout_uses_the_server_of_make_up():
     assert settings["PREFECT_SERVER_ANALYTICS_ENABLED"] == "False"
 
 
-def test_the_makefile_has_the_targets_that_the_readme_promises():
+def test_each_target_of_the_makefile_runs_whatever_files_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    assert targets >= {
-        "install",
-        "demo",
-        "test",
-        "test-fast",
-        "lint",
-        "up",
-        "down",
-        "mlflow-ui",
-        "prefect-ui",
-        "bench",
-        "benchmark",
-        "throughput",
-        "clean",
-    }
     phony = re.search(r"^\.PHONY: (.*)", makefile, re.MULTILINE)[1].split()
-    assert targets - {"install"} <= set(phony), "each runs whatever files exist"
+    assert targets == set(phony)
 
 
-def test_continuous_integration_runs_the_linter_and_all_tests_and_prints_the_slowest():
-    script = ROOT / ".ci" / "run"
-    lines = script.read_text(encoding="utf-8").splitlines()
-    commands = [line for line in lines if line and not line.startswith(("#", "set ", "cd "))]
-    assert commands == ["make lint", "make test PYTEST_ARGS=--durations=10"]
-    assert os.access(script, os.X_OK)
+@pytest.fixture
+def clone(tmp_path):
+    """A git repository with the scripts of .ci, and programs that write down how they are called."""
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    programs = {tmp_path / "bin" / "make": "make", tmp_path / ".venv" / "bin" / "python": "python"}
+    for path, name in programs.items():
+        path.parent.mkdir(parents=True)
+        path.write_text(
+            f'#!/bin/sh\necho "{name} $*" >> "$CALLS"\n[ "{name} $1" = "$FAILS" ] && exit 1\n'
+            f'[ {name} = make ] || printf "%s" "$LONG_FILES"\n'
+        )
+        path.chmod(0o755)
+    (tmp_path / ".gitignore").write_text("/bin\n/.venv\n/calls\n")
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "first"]):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *command], cwd=tmp_path, check=True
+        )
+
+    def call(script, *arguments, **variables):
+        """Exit status, and what make and python were called with."""
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        identity = {
+            f"GIT_{role}_{part}": "a" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")
+        }
+        path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "CALLS": str(calls)}
+        environment = environment_without("CI_", "RESULTS_") | identity | path | variables
+        done = subprocess.run(
+            [str(tmp_path / ".ci" / script), *arguments], env=environment, capture_output=True, text=True
+        )
+        return done.returncode, calls.read_text().splitlines() if calls.is_file() else []
+
+    call.folder = tmp_path
+    return call
+
+
+def test_continuous_integration_runs_the_linter_all_tests_and_the_long_tests_that_a_change_concerns(clone):
+    tests = ["make lint", "make test PYTEST_ARGS=--durations=10 --costs=check"]
+    listing = "python -m tests.support.long_tier"
+    assert clone("run") == (0, [*tests, listing])
+    long = "make test-long PYTEST_ARGS=--durations=10 tests/a.py tests/b.py "
+    assert clone("run", LONG_FILES="tests/a.py\ntests/b.py\n") == (0, [*tests, listing, long])
+    assert clone("run", CI_BASE="1de55cc")[1][-1] == f"{listing} 1de55cc"
+    assert clone("run", FAILS="make test") == (1, tests)
+
+
+def test_a_release_is_tagged_after_all_tests_and_a_comparison_of_results_only(clone):
+    checks = ["make lint", "make test", "make test-long", "make golden BASE=HEAD"]
+    for failing in ("lint", "test", "test-long", "golden"):
+        assert clone("release", "1.0", "HEAD", FAILS=f"make {failing}")[0]
+    assert tags(clone) == []
+    assert clone("release", "1.0") == (2, []), "there is no tag to compare with"
+    assert clone("release", "1.0", "HEAD") == (0, checks)
+    assert tags(clone) == ["v1.0"]
+    changed = clone("release", "1.1", RESULTS_CHANGED="1", FAILS="make golden")
+    assert changed == (0, [*checks[:3], "make golden BASE=v1.0"])
+    assert tags(clone) == ["v1.0", "v1.1"]
+    (clone.folder / "uncommitted").touch()
+    assert clone("release", "1.2") == (2, [])
+
+
+def tags(clone):
+    done = subprocess.run(["git", "tag"], cwd=clone.folder, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
 
 
 def test_an_old_python_is_refused_in_one_sentence(tmp_path):

@@ -396,9 +396,9 @@ def wait_until(is_reached, process):
         time.sleep(0.05)
 
 
-@pytest.mark.pipeline
+@pytest.mark.long
 def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(
-    write_list, published, tmp_path, monkeypatch
+    write_list, published, tmp_path, monkeypatch, fill_home
 ):
     plan = {
         "recipe": "debug",
@@ -414,6 +414,7 @@ def test_a_stopped_campaign_resumes_its_run_and_publishes_it_once(
     campaign = write_list({"all": {"benchmark": "plan.yaml", "seeds": [0]}}, plan=plan)
     benchmark, folder = campaign.benchmark("all"), campaign.folder("all")
     run = folder / "FedBis-seed-0"
+    fill_home(campaign.home)
     stopped = start(tmp_path)
     wait_until(lambda: list(run.glob("federation/commits/0*1.json")), stopped)
     stopped.send_signal(signal.SIGTERM)

@@ -27,7 +27,9 @@ from components.data.raw import RawRow
 from components.data.rows import SUFFIXES, read_file
 from components.data.sources.own_files import OwnRow
 from components.data.trees import Node, Tree, thought_pairs, tree_line
-from tests.support.properties import KEYS, NUMBERS, PROPERTY, SCALARS, VALUES, accepted, damaged
+from tests.support.properties import KEYS, NUMBERS, PROPERTY, SCALARS, TIER, VALUES, accepted, damaged
+
+pytestmark = TIER
 
 ROWS = [
     {

@@ -20,12 +20,15 @@ from tests.support.properties import (
     NUMBERS,
     PROPERTY,
     SCALARS,
+    TIER,
     VALUES,
     accepted,
     damaged,
     documented_types,
     undocumented,
 )
+
+pytestmark = TIER
 
 SOURCES = ["summarization/demo", "qa/demo", "personalized/demo", "multi-objective/demo", "reasoning/demo"]
 NAMES = st.sampled_from(["debug", *SOURCES])

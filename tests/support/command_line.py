@@ -24,10 +24,14 @@ def fed_rlhf(*arguments: str, answer: str | None = None, variables: dict[str, st
 
 
 def refusal(*arguments: str, answer: str | None = None) -> str:
-    """The error of a command that refuses its arguments: one line, no stack trace, exit status 2."""
+    """The error of a command that refuses its arguments: one line, no stack trace, exit status 2.
+
+    A line before it may say what was being checked.
+    """
     result = fed_rlhf(*arguments, answer=answer)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
+    *checking, error = result.stderr.splitlines(keepends=True)
+    assert [line[:9] for line in checking] in ([], ["checking "]), result.stderr
+    assert error.startswith("error: ")
+    return error

@@ -202,7 +202,7 @@ class Workplace:
         import_libraries()
         gc.collect()
         gc.freeze()  # flows collect garbage between models; imported modules are left out
-        with process_settings(self.variables), captured_log() as lines:
+        with process_settings(self.variables), without_private_server(), captured_log() as lines:
             returned = flow()
         return returned, "\n".join(lines)
 
@@ -297,6 +297,23 @@ def process_settings(variables: dict[str, str]) -> Iterator[None]:
         os.environ.clear()
         os.environ.update(environment)
         signal.signal(signal.SIGTERM, termination)
+
+
+@contextmanager
+def without_private_server() -> Iterator[None]:
+    """Fail a flow that would start a Prefect server of its own, which takes ten seconds of a processor."""
+    from infra import servers
+
+    def refuse(*_: object) -> None:
+        raise AssertionError(
+            "a flow starts a Prefect server of its own: set PREFECT_API_URL to the session's"
+        )
+
+    start, servers._start_guarded = servers._start_guarded, refuse
+    try:
+        yield
+    finally:
+        servers._start_guarded = start
 
 
 @contextmanager

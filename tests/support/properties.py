@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,9 @@ T = TypeVar("T")
 LIMIT = 5
 """Seconds of the processor that an input may take."""
 EXAMPLES = int(os.environ.get("FED_RLHF_EXAMPLES", "0"))
-"""Inputs that a long run tries of each property; without it, the same few are tried each time."""
+"""Inputs that the long tier tries of each property; without it, the same few are tried each time."""
+TIER = [pytest.mark.long] if EXAMPLES else []
+"""The marks of a module of properties."""
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "recipe"
 NO_SENTENCE = re.compile(r"Traceback|pydantic|<class |object at 0x|For further information|Error: ")
 

@@ -2,10 +2,8 @@
 
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from importlib.metadata import PathDistribution
 from pathlib import Path
 
@@ -68,13 +66,6 @@ def build_wheel(folder):
     return folder / "wheels"
 
 
-def copy_database(source, target):
-    """Copy an SQLite database, which may be in use."""
-    target.parent.mkdir(exist_ok=True)
-    with closing(sqlite3.connect(source)) as database, closing(sqlite3.connect(target)) as copy:
-        database.backup(copy)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     return InstalledWheel(tmp_path_factory.mktemp("wheel"))
@@ -113,15 +104,9 @@ def test_runs_are_in_the_configured_home(wheel, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def first_run(wheel, session_folder, prefect_session, migrated_store, tmp_path_factory):
-    """The folder in which a new user runs a recipe, with no server that the run could use, and the output.
-
-    The empty data bases of Prefect and MLflow are those of the session, as it takes a while to make
-    them.
-    """
-    folder = tmp_path_factory.mktemp("first-run")
-    copy_database(session_folder / "prefect" / "home" / "prefect.db", folder / ".prefect" / "prefect.db")
-    copy_database(migrated_store, folder / "mlflow.db")
+def first_run(wheel, fill_home, tmp_path_factory):
+    """The folder in which a new user runs a recipe, with no server that the run could use, and the output."""
+    folder = fill_home(tmp_path_factory.mktemp("first-run"))
     cache = {"XDG_CACHE_HOME": str(wheel.folder / "cache"), "FED_RLHF_BACKBONES": ""}
     return folder, wheel.fed_rlhf(folder, "run", "debug", "federation.rounds=1", **cache)
 
