@@ -65,7 +65,7 @@ def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview
 
     Args:
         recipe: the recipe.
-        with_expectations: whether the expectations are checked too, which imports Great Expectations. A run does so
+        with_expectations: whether they are checked too, which imports Great Expectations. A run does so
             itself, and keeps the Data Docs of data that fail.
 
     Raises:

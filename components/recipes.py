@@ -14,6 +14,8 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from components.config import (
     BackboneConfig,
     QuestionsConfig,
@@ -23,7 +25,7 @@ from components.config import (
     unknown_name,
 )
 from components.config.loading import apply_overrides, dump_yaml, leaves, merge, origin_of, read_yaml
-from components.config.section import describe_type
+from components.config.section import describe_type, section_model
 from components.data.records import DataError
 from components.inputs import check_inputs
 from components.paths import is_file
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from components.preview import DataPreview
 
 RECIPES = Path(__file__).resolve().parent.parent / "flows" / "recipes"
+STORED = re.compile(r"name: (.*)\n(?s:.*?)\nfederation:\n  method: (.*)\n")
+"""The name and the method in what dump_recipe writes."""
 
 
 def recipe_names() -> list[str]:
@@ -104,6 +108,22 @@ def _with_origin(line: str, path: str, origins: Mapping[str, str]) -> str:
     named = re.match(r"(?:unknown )?key '([^']+)'|([a-z_]+(?:[.\[][\w\]-]+)+)", sentence)
     origin = named and origin_of(named[1] or named[2], origins)
     return f"{origin}: {sentence}" if origin and sentence != line else line
+
+
+def read_settings(name_or_path: str, *keys: str) -> list[Any]:
+    """Values of a valid recipe by their dotted keys, without its check, which imports what it names."""
+    tree, _ = _read_tree(find_recipe(name_or_path))
+    return [_setting(tree, key) for key in keys]
+
+
+def _setting(tree: Mapping[str, Any], key: str) -> Any:
+    """A value of a tree, or its default."""
+    *sections, last = key.split(".")
+    model: type[BaseModel] | None = Recipe
+    for section in sections:
+        tree = tree.get(section) or {}
+        model = model and section_model(model.model_fields[section].annotation)
+    return tree[last] if last in tree else model and model.model_fields[last].default
 
 
 def find_recipe(name_or_path: str) -> Path:
@@ -374,3 +394,15 @@ def set_chat_dates(recipe: Recipe, day: date) -> Recipe:
 def dump_recipe(recipe: Recipe) -> str:
     """The whole recipe as YAML, with defaults."""
     return dump_yaml(recipe.model_dump(mode="json"))
+
+
+def name_and_method(path: Path) -> tuple[str, str]:
+    """The name and the method of a recipe that dump_recipe wrote, of another version too, without its check.
+
+    Raises:
+        RecipeError: the file has none.
+    """
+    stored = STORED.match(path.read_text(encoding="utf-8", errors="replace"))
+    if stored is None:
+        raise RecipeError(f"{path} is no recipe of a run: it names no method.")
+    return stored[1], stored[2]

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 
@@ -29,6 +28,8 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
     """A NumPy generator for one purpose."""
+    import numpy as np
+
     return np.random.default_rng(derive(seed, *purpose))
 
 

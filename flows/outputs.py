@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, Field
 
 from components.config.federation import METHODS
-from components.estimates import Costs, TrainingTime
-from components.preview import DataPreview
-from components.recipes import load_recipe, recipe_names
+from components.recipes import read_settings, recipe_names
+
+if TYPE_CHECKING:
+    from components.estimates import Costs, TrainingTime
+    from components.preview import DataPreview
+
+SETTINGS = {
+    "method": "federation.method",
+    "source": "data.source",
+    "rounds": "federation.rounds",
+    "policy": "policy.backbone.name",
+}
+"""Keys of a recipe by the fields of RecipeRow."""
 
 
 class RecipeRow(BaseModel):
@@ -103,14 +113,8 @@ class RecipeCheck(BaseModel):
 def list_recipes() -> list[RecipeRow]:
     """The recipes of the package."""
     return [
-        RecipeRow(
-            recipe=name,
-            method=recipe.federation.method,
-            source=recipe.data.source,
-            rounds=recipe.federation.rounds,
-            policy=recipe.policy.backbone.name,
-        )
-        for name, recipe in ((name, load_recipe(name)) for name in recipe_names())
+        RecipeRow(recipe=name, **dict(zip(SETTINGS, read_settings(name, *SETTINGS.values()), strict=True)))
+        for name in recipe_names()
     ]
 
 

@@ -15,8 +15,6 @@ from components.config import UserError
 from components.environment import configure_libraries
 from components.io import DamagedFileError, FullDiskError
 from components.paths import without_credentials
-from infra.processes import ServerError
-from infra.servers import is_up, prefect_api
 
 FAILED = 1
 WRONG_INPUT = 2
@@ -71,6 +69,9 @@ def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, An
     Raises:
         ServerError: a server that the environment names does not answer.
     """
+    from infra.processes import ServerError
+    from infra.servers import is_up, prefect_api
+
     tracking = without_credentials(os.environ.get("MLFLOW_TRACKING_URI", ""))  # health needs none
     if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
         raise ServerError(

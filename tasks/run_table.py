@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from components.config import RecipeError
 from components.io import read_mapping
 from components.paths import runs_root
-from tasks.benchmark_folder import find_benchmark
+from components.recipes import name_and_method
 from tasks.runs import Run, find_run, list_runs, lock
 
 HEADLINE = (
@@ -70,11 +70,9 @@ def run_statuses() -> list[RunStatus]:
 
 
 def run_status(run: Run) -> RunStatus:
-    """The status of a run; a recipe of another version of the project is shown as '?'."""
+    """The status of a run; '?' stands for the name and the method of a recipe that has none."""
     try:
-        recipe = run.recipe()
-        name = recipe.name
-        method = recipe.federation.method
+        name, method = name_and_method(run.folder / "recipe.yaml")
     except RecipeError:
         name = method = "?"
     files = file_statuses(run.folder)
@@ -109,11 +107,12 @@ def run_details(run: Run) -> RunDetails:
 def file_statuses(folder: Path) -> list[os.stat_result]:
     """The status of each file of a folder; files that a running process removes meanwhile are skipped."""
     statuses = []
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                statuses.append(status)
+    for place, _, names in os.walk(folder):  # a third of the time of rglob
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(os.path.join(place, name))
+                if stat.S_ISREG(status.st_mode):
+                    statuses.append(status)
     return statuses
 
 
@@ -215,6 +214,8 @@ def delete_folder(name: str, confirm: Callable[[Path], None]) -> Path:
         RecipeError: there is none, it is outside of the folder of runs, a process works on it, or the run
             belongs to a benchmark, which could not be resumed without it.
     """
+    from tasks.benchmark_folder import find_benchmark  # imports torch and Prefect
+
     try:
         folder = find_benchmark(name)
     except RecipeError:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe, RecipeError
 from components.config.loading import dump_yaml
@@ -45,7 +45,9 @@ from components.inputs import open_inputs, store_inputs
 from components.io import read_json, read_mapping, write_atomically, write_json
 from components.paths import PACKAGE, is_file, runs_root
 from components.recipes import dump_recipe, load_recipe, required_backbones, set_chat_dates
-from components.results import AlignmentResult, EvaluationResult, FederationResult
+
+if TYPE_CHECKING:
+    from components.results import AlignmentResult, EvaluationResult, FederationResult
 
 RESULT = "result.json"
 PHASES = ("prepare", "federate", "align", "evaluate")
@@ -131,14 +133,20 @@ class Run:
 
     def federation_result(self) -> FederationResult:
         """Result of the phase federate."""
+        from components.results import FederationResult
+
         return FederationResult.read(self.federation / RESULT)
 
     def alignment_result(self) -> AlignmentResult:
         """Result of the phase align."""
+        from components.results import AlignmentResult
+
         return AlignmentResult.read(self.alignment / RESULT)
 
     def evaluation_result(self) -> EvaluationResult:
         """Result of the phase evaluate."""
+        from components.results import EvaluationResult
+
         return EvaluationResult.read(self.evaluation / RESULT)
 
     @property

@@ -13,13 +13,16 @@ import yaml
 from components import paths
 from components.benchmarks import benchmark_names
 from components.config.federation import METHODS
-from components.recipes import recipe_names
+from components.recipes import load_recipe, recipe_names
+from flows.outputs import list_recipes
 from infra import servers
-from tasks.runs import git_commit
+from tasks.runs import create_run, git_commit
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.pipeline import ROOT
 
-HEAVY = {"torch", "transformers", "prefect", "mlflow", "datasets", "pandas", "numpy", "pydantic", "rich"}
+FRAMEWORKS = {"torch", "transformers", "prefect", "mlflow", "datasets", "pandas", "great_expectations"}
+HEAVY = FRAMEWORKS | {"numpy", "pydantic", "rich"}
+START = "from flows.cli import app; app(prog_name='fed-rlhf')"
 COMMANDS = [
     "run",
     "resume",
@@ -45,9 +48,8 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def imported_packages(*arguments, **variables):
-    """Top-level packages that a command of its own process imports."""
-    code = "from flows.cli import app; app(prog_name='fed-rlhf')"
+def imported_packages(*arguments, code=START, **variables):
+    """Top-level packages that a command of its own process imports, and what it prints."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code, *arguments],
         cwd=ROOT,
@@ -57,7 +59,7 @@ def imported_packages(*arguments, **variables):
     )
     assert done.returncode == 0, done.stderr
     modules = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line]
-    return {module.partition(".")[0] for module in modules}
+    return {module.partition(".")[0] for module in modules}, done.stdout
 
 
 def complete(words):
@@ -98,15 +100,35 @@ def test_each_command_has_help(command):
 
 
 def test_help_imports_no_heavy_package():
-    assert imported_packages("--help") & HEAVY == set()
+    assert imported_packages("--help")[0] & HEAVY == set()
 
 
 @pytest.mark.pipeline
 def test_completion_of_recipes_imports_no_framework():
     variables = {"_FED_RLHF_COMPLETE": "complete_bash", "_TYPER_COMPLETE_ARGS": "fed-rlhf run s"}
     variables |= {"COMP_WORDS": "fed-rlhf run s", "COMP_CWORD": "2"}
-    heavy = {"torch", "transformers", "prefect", "mlflow", "datasets", "pandas"}
-    assert imported_packages(**variables) & heavy == set()
+    assert imported_packages(**variables)[0] & FRAMEWORKS == set()
+
+
+LISTS = """
+from flows.cli import app
+for arguments in (["runs"], ["show", "debug-1"], ["show", "nope"], ["recipes"]):
+    try:
+        app(arguments)
+    except SystemExit as end:
+        print(arguments, end.code)
+"""
+
+
+@pytest.mark.pipeline
+def test_lists_of_runs_and_recipes_import_no_heavy_package(runs):
+    create_run(load_recipe("debug"), runs / "debug-1")
+    packages, output = imported_packages(code=LISTS)
+    assert "['runs'] 0" in output
+    assert "['show', 'debug-1'] 0" in output
+    assert "['show', 'nope'] 2" in output
+    assert "['recipes'] 0" in output
+    assert packages & (FRAMEWORKS | {"numpy", "networkx", "rich", "plotly"}) == set()
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
@@ -127,6 +149,15 @@ def test_recipes_are_listed_with_their_methods():
     assert lines[0].split() == ["recipe", "method", "source", "rounds", "policy"]
     assert [line.split()[0] for line in lines[1:]] == recipe_names()
     assert ["debug", "fedbis", "aclsum", "3", "tiny-random"] in [line.split() for line in lines]
+
+
+def test_recipes_are_listed_with_the_values_that_a_run_has():
+    for row in list_recipes():
+        recipe = load_recipe(row.recipe)
+        assert row.method == recipe.federation.method
+        assert row.source == recipe.data.source
+        assert row.rounds == recipe.federation.rounds
+        assert row.policy == recipe.policy.backbone.name
 
 
 def test_methods_are_listed_with_what_they_train_and_their_description():

@@ -189,6 +189,12 @@ def test_a_run_whose_recipe_is_no_longer_accepted_is_listed(opened):
     assert row["state"] == "stopped: prepare"
 
 
+def test_a_run_of_another_version_is_listed_with_its_recipe_and_method(opened):
+    path = opened.folder / "recipe.yaml"
+    path.write_text(path.read_text().replace("  method: fedbis\n", "  method: gone\n  cycles: 3\n"))
+    assert (table_row("debug-1")["recipe"], table_row("debug-1")["method"]) == ("debug", "gone")
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", '{"accuracy": {"before": {}}}', "{"])
 def test_a_run_with_a_report_of_another_version_is_listed(opened, content):
     opened.report.mkdir()
