@@ -196,7 +196,7 @@ def check(
         return
     unread, preview = validate_environment(loaded, with_expectations=True)
     time = training_time(loaded, preview.server_prompts)
-    from tasks.devices import describe_places  # imports torch and Prefect
+    from tasks.devices import describe_places  # imports torch
 
     places = describe_places(loaded)
     if json:

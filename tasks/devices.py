@@ -17,11 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
-
-from prefect import Task
-from prefect.futures import PrefectFuture
-from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
@@ -31,6 +27,11 @@ from components.federation.clients.worker import build_trainer
 from components.learning.reference_cache import ReferenceCache
 from components.models.backbone import BackboneError, choose_devices, find_active_dropout
 from tasks import ray_cluster, ray_tasks
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.futures import PrefectFuture
+    from prefect.task_runners import TaskRunner
 
 R = TypeVar("R")
 log = logging.getLogger(__name__)
@@ -290,6 +291,8 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
     """
     if runtime.task_runner == "ray":
         return ray_cluster.task_runner(runtime)
+    from prefect.task_runners import ThreadPoolTaskRunner
+
     return ThreadPoolTaskRunner(max_workers=max_tasks(runtime))
 
 

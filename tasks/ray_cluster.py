@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from prefect.settings import PREFECT_API_URL
-
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
 from components.environment import available_cores, cublas_variables, malloc_variables
@@ -143,6 +141,8 @@ def require_prefect_api(address: str) -> None:
     Raises:
         RecipeError: naming the nodes that do not, and the server.
     """
+    from prefect.settings import PREFECT_API_URL
+
     if (url := PREFECT_API_URL.value()) is None:
         return
     nodes = living_nodes()

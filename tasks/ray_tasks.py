@@ -13,9 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from prefect import get_run_logger
-from prefect.logging.handlers import APILogWorker
-
 from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
 from components.models.backbone import first_line
@@ -126,6 +123,8 @@ def end_if_gpu_is_lost() -> None:
     Every later operation of the process on the GPU would fail. Ray repeats the task in a new process.
     """
     import torch
+    from prefect import get_run_logger
+    from prefect.logging.handlers import APILogWorker
 
     cuda: Any = torch.cuda
     if GPU_VARIABLE not in os.environ or not cuda.is_initialized():

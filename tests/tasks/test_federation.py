@@ -160,7 +160,7 @@ def ended(monkeypatch):
     monkeypatch.setenv(ray_tasks.GPU_VARIABLE, "group/0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: fail(ILLEGAL))
-    monkeypatch.setattr(ray_tasks, "get_run_logger", logging.getLogger)
+    monkeypatch.setattr("prefect.get_run_logger", logging.getLogger)
     monkeypatch.setattr(ray_tasks.os, "_exit", lambda status: fail(Ended(status)))
 
 
