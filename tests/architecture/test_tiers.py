@@ -19,7 +19,7 @@ def marked_long(file):
     for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-            some = any("pytest.mark.long" in text for text in decorators)
+            some = any("pytest.mark.long" in text or "with_examples(" in text for text in decorators)
             marks[node.name] = "all" if "pytest.mark.long" in decorators else "some" if some else "none"
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
             marks["module"] = "all" if "pytest.mark.long" in ast.unparse(node.value) else "none"
@@ -27,7 +27,7 @@ def marked_long(file):
 
 
 def test_the_files_with_long_tests_are_those_of_the_list():
-    marks = re.compile(r"pytest\.mark\.long|^pytestmark = TIER$", re.MULTILINE)
+    marks = re.compile(r"pytest\.mark\.long|with_examples\(|^pytestmark = TIER$", re.MULTILINE)
     files = {file for file in TESTS if marks.search((ROOT / file).read_text(encoding="utf-8"))}
     assert files - {"tests/architecture/test_tiers.py"} == set(long_files())
 
@@ -43,7 +43,8 @@ def test_an_example_of_each_kind_of_long_tests_stays_in_make_test(file):
 
 def test_a_change_concerns_the_long_tests_of_what_it_touches():
     assert concerned(["tasks/ray_files.py", "README.md"]) == ["tests/flows/test_ray.py"]
-    assert concerned(["components/models/rewards/function.py"]) == ["tests/claimed_cuda/test_claimed_cuda.py"]
+    assert concerned(["components/names.py"]) == ["tests/flows/test_names_of_clients.py"]
+    assert "tests/federation/test_crashes.py" in concerned(["components/federation/clients/private.py"])
     assert concerned(["tests/infra/test_schedule.py"]) == ["tests/infra/test_schedule.py"]
     assert concerned(["docs/index.md"]) == []
 

@@ -46,17 +46,25 @@ def test_wrong_arguments_are_refused_with_a_sentence(call, arguments, message):
     assert re.search(message, errors)
 
 
-def test_a_process_runs_the_pipeline_and_its_run_is_checked_by_its_id(call, tmp_path, fill_home):
-    environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_HOME")
+def test_the_module_runs_a_recipe_and_checks_the_run_by_its_id(call, new_workplace, monkeypatch, tmp_path):
+    place = new_workplace("module")
     arguments = ["--recipe", "debug", "federation.rounds=1", "evaluation.judge.steps=1"]
+    (status, output, _), _ = place.call(lambda: call(*arguments))
+    assert status == 0
+    folder = place.newest().folder
+    assert f"fed-rlhf show {folder.name} --open" in output
+    monkeypatch.setenv("FED_RLHF_RUNS", str(place.runs))
+    assert call("--resume", folder.name, "--check")[0] == 0
+
+
+@pytest.mark.pipeline
+def test_the_flows_module_is_the_command(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "flows.fed_rlhf", *arguments],
+        [sys.executable, "-m", "flows.fed_rlhf", "--resume", "nope"],
         cwd=ROOT,
-        env=environment | {"FED_RLHF_HOME": str(fill_home(tmp_path))},
+        env=environment_without("FED_RLHF_RUNS") | {"FED_RLHF_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "runs").glob("debug-*")
-    assert f"fed-rlhf show {folder.name} --open" in done.stdout
-    assert call("--resume", folder.name, "--check")[0] == 0
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is no run 'nope'")

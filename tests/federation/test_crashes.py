@@ -25,6 +25,7 @@ from tests.support.crashes import (
     restore,
     stopped_after_commit,
 )
+from tests.support.long_tier import with_examples
 
 pytestmark = pytest.mark.pipeline
 
@@ -126,7 +127,11 @@ class KilledRun:
         run_bare_loop(self.recipe, self.prepared, self.folder, self.trainer)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+EXAMPLES = ("fedavg", "fedbiscuit", "drift-mst", "fedpdpo", "scaffold", "firm")
+"""One adapter, clusters, an adapter per client, private modules, private states, and several objectives."""
+
+
+@pytest.mark.parametrize("variant", with_examples(VARIANTS, EXAMPLES))
 def test_a_federation_that_is_killed_at_any_write_is_resumed_to_the_same_bytes(variant, prepared, tmp_path):
     run = KilledRun(variant, prepared, tmp_path)
     images = distinct_images(run.images)

@@ -10,6 +10,7 @@ import yaml
 from components.recipes import load_recipe
 from tests.conftest import ROOT
 from tests.support.bare_loop import prepare_rewards, run_bare_loop
+from tests.support.long_tier import with_examples
 
 pytestmark = pytest.mark.pipeline
 
@@ -26,7 +27,13 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("_")])
+EXAMPLES = ("fedbis", "feddpo", "feddpo-ppo", "fedpdpo", "firm-weights")
+"""A selector, a policy, PPO, private modules, and a trained reward: each loads a model in its own way."""
+
+
+@pytest.mark.parametrize(
+    "name", with_examples((name for name in VARIANTS if not name.startswith("_")), EXAMPLES)
+)
 def test_clients_train_the_same_adapters_while_another_model_is_loaded_in_bf16(name, prepared, tmp_path):
     recipe = load_recipe("debug", VARIANTS[name])
     expected, found = tmp_path / "alone", tmp_path / "beside"

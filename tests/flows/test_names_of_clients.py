@@ -14,6 +14,7 @@ import pytest
 from components.config.federation import METHODS
 from components.names import mlflow_key, mlflow_model
 from flows import fed_rlhf as flow
+from tests.support.long_tier import with_examples
 from tests.support.odd_names import ODD_NAMES, SHARED_START
 from tests.support.pipeline import NOISE
 
@@ -143,13 +144,7 @@ EXAMPLES = ("drift", "fedavg", "fedbiscuit", "fedpdpo", "firm")
 """Adapters are named by one shared policy, client, selector, client with private modules, and objective."""
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(name, marks=[] if name in EXAMPLES else pytest.mark.long)
-        for name in sorted(METHODS.builtin)
-    ],
-)
+@pytest.mark.parametrize("method", with_examples(sorted(METHODS.builtin), EXAMPLES))
 def test_odd_names_come_back_from_every_method_as_they_are(new_workplace, method):
     place = new_workplace("names")
     run, domains = complete_run(place, method)

@@ -26,6 +26,7 @@ from tests.support.hub_data import (
     write_webgpt,
 )
 from tests.support.hub_questions import QUESTION_SETS, write_question_set
+from tests.support.long_tier import with_examples
 from tests.support.pipeline import NOISE
 from tests.support.tiny_models import write_models
 
@@ -155,10 +156,7 @@ EXAMPLES = ("qa/shp", "reasoning/paper")
 """Selectors, labels and DPO; trees of thoughts, an adapter per client and questions with answers."""
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(name, marks=[] if name in EXAMPLES else pytest.mark.long) for name in RECIPES],
-)
+@pytest.mark.parametrize("recipe", with_examples(RECIPES, EXAMPLES))
 def test_a_recipe_of_paper_scale_runs_to_its_end(in_the_hub, workplace, tmp_path, recipe):
     overrides = [*ALL, *RECIPES[recipe]]
     if recipe == "qa/shp":

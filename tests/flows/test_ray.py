@@ -77,6 +77,16 @@ def place(new_workplace):
 
 
 @pytest.fixture(scope="module")
+def blind_head(token, place):
+    """A cluster whose node does not see the run folders of the place."""
+    shutdown()
+    place.runs.mkdir(exist_ok=True)
+    head = Node(hidden=place.runs)
+    yield head
+    end(head)
+
+
+@pytest.fixture(scope="module")
 def on_threads(place):
     return place.run(*SELECTORS)
 
@@ -107,6 +117,7 @@ def assert_same_results(one, other):
     assert one.hashes == other.hashes
 
 
+@pytest.mark.long
 def test_selectors_of_clients_on_ray_have_the_bytes_of_clients_on_threads(place, head, on_threads):
     assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
 
@@ -122,20 +133,14 @@ def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
 
 @needs_a_namespace
 def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
-    place, token, on_threads, private_on_threads
+    place, blind_head, on_threads, private_on_threads
 ):
-    shutdown()
-    place.runs.mkdir(exist_ok=True)
-    head = Node(hidden=place.runs)
     before = set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
-    try:
-        assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
-        run = place.run(*PRIVATE, *on_ray(head))
-        assert_same_results(run, private_on_threads)
-        assert private_files(run) == private_files(private_on_threads)
-        assert not set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) - before
-    finally:
-        end(head)
+    assert_same_results(place.run(*SELECTORS, *on_ray(blind_head)), on_threads)
+    run = place.run(*PRIVATE, *on_ray(blind_head))
+    assert_same_results(run, private_on_threads)
+    assert private_files(run) == private_files(private_on_threads)
+    assert not set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")) - before
 
 
 @pytest.fixture
@@ -261,9 +266,10 @@ def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, token
     assert not (stopped.folder / "federation" / "result.json").exists()
 
 
-def test_a_client_that_no_node_has_the_cores_for_is_refused(head):
+@needs_a_namespace
+def test_a_client_that_no_node_has_the_cores_for_is_refused(blind_head):
     shutdown()
-    settings = [*on_ray(head), "runtime.torch_threads=8", "runtime.cpu_workers=2"]
+    settings = [*on_ray(blind_head), "runtime.torch_threads=8", "runtime.cpu_workers=2"]
     reason = r"a client has 4 threads .*, but the largest node of Ray offers 2 cores"
     with pytest.raises(RecipeError, match=reason):
         describe_places(load_recipe("debug", settings))
@@ -324,12 +330,13 @@ def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_sess
         ray_cluster.require_prefect_api(head.address)
 
 
-def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(head):
-    settings = [*on_ray(head), "federation.clients_per_round=3", "runtime.torch_threads=1"]
+@needs_a_namespace
+def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(blind_head):
+    settings = [*on_ray(blind_head), "federation.clients_per_round=3", "runtime.torch_threads=1"]
     shutdown()
     clients, where = describe_places(load_recipe("debug", settings))
     assert clients == 2
-    assert where == f"Ray {head.address} (1 node, 2 cores), with 1 core each"
+    assert where == f"Ray {blind_head.address} (1 node, 2 cores), with 1 core each"
 
 
 @pytest.mark.parametrize(

@@ -299,19 +299,3 @@ def test_a_run_on_a_terminal_draws_one_line_that_is_gone_at_the_end(new_workplac
     assert phases == ["prepare", "federate", "align", "evaluate"]
     assert "Next" in rows
     assert text.rfind(SHOW_CURSOR) > text.rfind(HIDE_CURSOR)
-
-
-def test_verbose_prints_the_log_of_prefect_and_no_live_line(new_workplace):
-    place = new_workplace("verbose")
-    command = [*COMMAND, "-v", "federation.rounds=1"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(place),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Finished in state Completed()" in done.stderr
-    assert "round 1 of 1: 2 clients" in done.stderr
-    assert "\x1b" not in done.stderr

@@ -116,6 +116,7 @@ def checkout(new_workplace, tmp_path_factory):
     return checkout
 
 
+@pytest.mark.long
 def test_a_repetition_of_the_same_stages_has_the_same_outputs(checkout):
     first = checkout.hashes
     phases = ["federate", "align", "evaluate"]
@@ -126,6 +127,7 @@ def test_a_repetition_of_the_same_stages_has_the_same_outputs(checkout):
     assert record.aggregation_seconds > 0
 
 
+@pytest.mark.long
 def test_a_colleague_pulls_the_results_and_repeats_what_a_change_concerns(checkout, new_workplace, tmp_path):
     """The results are those of the checkout that pushed, which does not exist any more."""
     colleague = Checkout(tmp_path / "colleague", new_workplace("colleague"))
@@ -167,6 +169,7 @@ def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
     assert '"rounds": 4' in checkout.result.read_text()
 
 
+@pytest.mark.long
 def test_dvc_repeats_the_stages_of_a_data_file_whose_labels_change(checkout):
     own_data = "data.source=jsonl data.path=pairs.jsonl data.options={} data.partition=iid data.clients=4"
     answers = [("Yes, {}.", "No, and not {}."), ("Yes, {} and more.", "No {}.")]

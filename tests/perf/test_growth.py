@@ -28,7 +28,7 @@ def test_files_are_counted_by_what_they_are(tmp_path):
     }
 
 
-@pytest.mark.pipeline
+@pytest.mark.long
 def test_a_run_is_looked_at_from_round_5_to_the_last_one(tmp_path):
     frame = growth.measure_growth(tmp_path / "home", "debug", 8)
     rounds = frame["round"].tolist()

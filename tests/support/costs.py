@@ -77,6 +77,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         MEASURED[item.nodeid.partition("::")[0]] += processor_seconds() - before
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_testnodedown(node: object) -> None:
     """Add what a worker of xdist has measured."""
     MEASURED.update(getattr(node, "workeroutput", {}).get("costs", {}))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypedDict
 
+import pytest
 import yaml
+from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGE = timedelta(hours=4)
@@ -41,6 +43,13 @@ def concerned(changed: Collection[str]) -> list[str]:
         if any(fnmatch(path, pattern) for path in changed for pattern in (name, *entry["touched"])):
             files.append(name)
     return files
+
+
+def with_examples(names: Iterable[str], examples: Collection[str]) -> list[ParameterSet]:
+    """Cases of a test: the examples, which stay in `make test`, and all others, which are long."""
+    cases = list(names)
+    assert set(examples) <= set(cases), examples
+    return [pytest.param(name, marks=[] if name in examples else pytest.mark.long) for name in cases]
 
 
 def git(*arguments: str) -> str:
