@@ -28,7 +28,7 @@ def refused(path, words):
     since = time.process_time()
     with pytest.raises(DataError, match=words) as error:
         read_file(path)
-    assert time.process_time() - since < 5
+    assert time.process_time() - since < 20
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 

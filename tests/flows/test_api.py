@@ -20,6 +20,7 @@ asyncio.run(cell())
 """
 
 
+@pytest.mark.long
 def test_a_notebook_calls_the_flow_without_a_server_and_gets_the_folder_of_the_run(tmp_path, fill_home):
     environment = environment_without("PREFECT_", "MLFLOW_", "FED_RLHF_RUNS", "FED_RLHF_HOME")
     done = subprocess.run(

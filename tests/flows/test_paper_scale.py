@@ -152,8 +152,7 @@ def workplace(new_workplace):
     return new_workplace("paper-scale")
 
 
-EXAMPLES = ("qa/shp", "reasoning/paper")
-"""Selectors, labels and DPO; trees of thoughts, an adapter per client and questions with answers."""
+EXAMPLES = ("qa/shp",)
 
 
 @pytest.mark.parametrize("recipe", with_examples(RECIPES, EXAMPLES))

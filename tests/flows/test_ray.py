@@ -461,6 +461,7 @@ def test_a_run_that_has_lost_all_gpus_does_not_go_on_without(token, prefect_sess
         end(head)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [["runtime.task_runner=ray"], []])
 def test_a_stage_of_dvc_that_grows_no_trees_runs_on_ray_too(new_workplace, token, settings):
     from flows.stages import run_stage

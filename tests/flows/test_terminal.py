@@ -1,5 +1,6 @@
 """What a run shows: its live line on a terminal, and plain lines without one."""
 
+import contextlib
 import io
 import logging
 import os
@@ -7,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -273,23 +275,36 @@ def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(piped)
     assert re.search(r"Next\n  open the report +fed-rlhf show debug-\S+ --open\n", piped.stdout)
 
 
-def test_a_run_on_a_terminal_draws_one_line_that_is_gone_at_the_end(new_workplace):
-    place = new_workplace("terminal")
+@contextlib.contextmanager
+def on_a_terminal():
+    """A terminal as the standard streams of this process; a list gets what is printed."""
     master, slave = pty.openpty()
-    process = subprocess.Popen(COMMAND, cwd=ROOT, env=environment(place), stdout=slave, stderr=slave)
-    os.close(slave)
-    output = b""
-    while True:
-        try:
-            part = os.read(master, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        output += part
+    printed = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while part := os.read(master, 65536):
+                printed.append(part.decode())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w", buffering=1) as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        patch.setenv("TERM", "xterm")
+        yield printed
+    reader.join()
     os.close(master)
-    assert process.wait() == 0
-    text = re.sub(r"\x1b\[[0-9;]*m", "", output.decode())  # without colors
+
+
+def test_a_run_on_a_terminal_draws_one_line_that_is_gone_at_the_end(new_workplace):
+    from flows.cli import app
+
+    place = new_workplace("terminal")
+    with on_a_terminal() as printed:
+        status, _ = place.call(lambda: app(["run", "debug"], standalone_mode=False))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", "".join(printed))  # without colors
+    assert status == 0
     assert "prepare  " in text
     assert re.search(r"round \d of 3, \d of 2 clients", text)
     assert "Finished in state" not in text

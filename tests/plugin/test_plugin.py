@@ -97,7 +97,7 @@ def test_an_installed_method_is_listed_with_its_description(installed):
 
 def test_options_of_an_installed_aggregator_are_checked(installed):
     aggregator = "federation.options={aggregator: {kind: server-step, lr: %s}}"
-    arguments = ["-m", "flows.cli", "check", "debug", "federation.method=feddpo"]
+    arguments = ["-m", "flows.cli", "check", "debug", "federation.method=feddpo", "--print-recipe"]
     assert installed.run(*arguments, aggregator % 0.2).returncode == 0
     refused = installed.run(*arguments, aggregator % 2)
     assert refused.returncode == 2

@@ -19,7 +19,7 @@ from components.config.errors import MAX_LINE, MAX_LINES
 from components.config.name_checks import is_hidden
 
 T = TypeVar("T")
-LIMIT = 5
+LIMIT = 20
 """Seconds of the processor that an input may take."""
 EXAMPLES = int(os.environ.get("FED_RLHF_EXAMPLES", "0"))
 """Inputs that the long tier tries of each property; without it, the same few are tried each time."""

@@ -87,8 +87,8 @@ def test_the_script_is_the_command_line(wheel, tmp_path):
     (script,) = PathDistribution(metadata).entry_points.select(group="console_scripts")
     assert script.name == "fed-rlhf"
     assert script.value == "flows.cli:app"
-    output = wheel.run([str(wheel.packages / "bin" / "fed-rlhf"), "check", "summarization/demo"], tmp_path)
-    assert output.splitlines()[0] == "summarization/demo: the recipe is valid"
+    output = wheel.run([str(wheel.packages / "bin" / "fed-rlhf"), "check", "debug"], tmp_path)
+    assert output.splitlines()[0] == "debug: the recipe is valid"
 
 
 def test_runs_are_in_the_configured_home(wheel, tmp_path):
