@@ -55,6 +55,7 @@ lint-code:
 
 lint-docs:
 	@$(BIN)/python docs/generate_reference.py --check
+	@$(BIN)/python -m docs.generate_results --check
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs: install  ## the documentation site in build/site, with the reference pages generated from the code

@@ -13,6 +13,7 @@ from components.federation.method import method_of
 from components.federation.personalization import StageLength
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop, prepare_rewards
+from tests.support.long_tier import with_examples
 
 PERSONAL = "lr: {shared}, personal: {{lr: {personal}}}"
 OPTIONS = {
@@ -24,6 +25,8 @@ OPTIONS = {
     "fedpdpo": f"{PERSONAL}, bottleneck: {{{{width: 4}}}}, reward_head: {{{{width: 3}}}}",
 }
 """Options of each method with learning rates."""
+EXAMPLES = ("feddpo", "perfedavg", "fedpdpo")
+"""A step of one kind, meta-steps, and a personal and a shared step."""
 BY_PPO = {
     "feddpo": "{objective: ppo}",
     "fedamp": "{objective: ppo}",
@@ -70,14 +73,14 @@ def test_every_method_evaluates_as_many_gradients_in_a_round(method, accumulatio
     assert gradients == method_of(recipe.federation).gradient_evaluations(recipe.federation, update.rows)
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("method", with_examples(OPTIONS, EXAMPLES))
 def test_every_method_evaluates_as_many_gradients_in_an_epoch(method, prepared, tmp_path):
     recipe = make_recipe(method, "federation.local_epochs=2", "federation.batch_size=3")
     gradients, update = count_gradients(open_loop(recipe, prepared, tmp_path))
     assert gradients == math.ceil(2 * update.rows / 3)
 
 
-@pytest.mark.parametrize("method", BY_PPO)
+@pytest.mark.parametrize("method", with_examples(BY_PPO, examples=["perfedavg", "fedrep"]))
 def test_every_baseline_by_ppo_evaluates_as_many_gradients_in_a_round(method, prepared, tmp_path):
     patient = "federation.options.objective.target_kl=1000"
     recipe = make_recipe(method, f"federation.options={BY_PPO[method]}", patient, REWARD)
@@ -192,7 +195,7 @@ def run_after(loop, **numbers):
     return loop.run_job(job), store, job
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("method", with_examples(OPTIONS, EXAMPLES))
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 0.5), (100.0, 1.0)])
 def test_every_methods_rate_falls_after_a_round_whose_loss_rose(method, loss, expected, prepared, tmp_path):
     loop = open_loop(make_recipe(method, DECAY), prepared, tmp_path)
@@ -202,7 +205,7 @@ def test_every_methods_rate_falls_after_a_round_whose_loss_rose(method, loss, ex
     assert 0.0 < numbers["dpo"] < 100.0
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("method", with_examples(OPTIONS, EXAMPLES))
 def test_a_decay_of_one_half_trains_as_rates_of_one_half_do(method, prepared, tmp_path):
     decayed = open_loop(make_recipe(method, DECAY), prepared, tmp_path / "decayed")
     halved = open_loop(make_recipe(method, shared=5e-3, personal=2e-3), prepared, tmp_path / "halved")
@@ -211,7 +214,7 @@ def test_a_decay_of_one_half_trains_as_rates_of_one_half_do(method, prepared, tm
     assert first.adapter == second.adapter
 
 
-@pytest.mark.parametrize("method", OPTIONS)
+@pytest.mark.parametrize("method", with_examples(OPTIONS, EXAMPLES))
 def test_a_client_finds_its_decay_again_in_the_next_round(method, prepared, tmp_path):
     recipe = make_recipe(method, DECAY, "federation.rounds=2", "federation.local_steps=3")
     loop = open_loop(recipe, prepared, tmp_path)

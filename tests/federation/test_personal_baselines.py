@@ -19,6 +19,7 @@ from components.recipes import load_recipe
 from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop, prepare_rewards
 from tests.support.bound_methods import bind_method, get_values, make_updates, small_federation
+from tests.support.long_tier import with_examples
 
 SMALL = ["federation.rounds=1", "federation.clients_per_round=3", "federation.batch_size=2"]
 
@@ -219,7 +220,7 @@ def train_by_ppo(method, prepared, folder, options=None, *overrides):
     return loop
 
 
-@pytest.mark.parametrize("method", BY_PPO)
+@pytest.mark.parametrize("method", with_examples(BY_PPO, examples=["fedamp"]))
 def test_each_baseline_trains_by_ppo_on_its_clients_own_pairs(method, prepared, tmp_path):
     loop = train_by_ppo(method, prepared, tmp_path)
     (record,) = loop.records
@@ -263,21 +264,19 @@ def test_private_modules_are_trained_by_ppo_too(prepared, tmp_path):
 
 
 PATIENT = "objective: {kind: ppo, target_kl: 1000}"
+IN_EPOCHS = {
+    "feddpo": f"{{{PATIENT}}}",
+    "fedamp": f"{{{PATIENT}}}",
+    "fedper": f"{{{PATIENT}, shared_layers: 1}}",
+    "perfedavg": f"{{{PATIENT}, inner_steps: 1}}",
+}
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("feddpo", f"{{{PATIENT}}}"),
-        ("fedamp", f"{{{PATIENT}}}"),
-        ("fedper", f"{{{PATIENT}, shared_layers: 1}}"),
-        ("perfedavg", f"{{{PATIENT}, inner_steps: 1}}"),
-    ],
-)
+@pytest.mark.parametrize("method", with_examples(IN_EPOCHS, examples=["perfedavg"]))
 def test_a_client_takes_all_its_pairs_in_each_of_four_epochs_whatever_local_steps_says(
-    method, options, prepared, tmp_path
+    method, prepared, tmp_path
 ):
-    loop = train_by_ppo(method, prepared, tmp_path, options)
+    loop = train_by_ppo(method, prepared, tmp_path, IN_EPOCHS[method])
     (record,) = loop.records
     for client in record.clients.values():
         scalars = client.metrics.scalars
@@ -287,20 +286,13 @@ def test_a_client_takes_all_its_pairs_in_each_of_four_epochs_whatever_local_step
 
 
 BY_CRITIC = "objective: {kind: ppo, advantage: critic, target_kl: 1000}"
+WITH_CRITIC = dict.fromkeys(("feddpo", "ffa_lora", "fedamp", "fedcda", "fedopt"), f"{{{BY_CRITIC}}}")
+WITH_CRITIC["fedrep"] = f"{{{BY_CRITIC}, personal: {{lr: 1e-2}}}}"
 
 
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("feddpo", f"{{{BY_CRITIC}}}"),
-        ("ffa_lora", f"{{{BY_CRITIC}}}"),
-        ("fedamp", f"{{{BY_CRITIC}}}"),
-        ("fedcda", f"{{{BY_CRITIC}}}"),
-        ("fedopt", f"{{{BY_CRITIC}}}"),
-        ("fedrep", f"{{{BY_CRITIC}, personal: {{lr: 1e-2}}}}"),
-    ],
-)
-def test_a_critic_stays_in_the_clients_private_store_from_round_to_round(method, options, prepared, tmp_path):
+@pytest.mark.parametrize("method", with_examples(WITH_CRITIC, examples=["fedcda", "fedrep"]))
+def test_a_critic_stays_in_the_clients_private_store_from_round_to_round(method, prepared, tmp_path):
+    options = WITH_CRITIC[method]
     loop = train_by_ppo(method, prepared, tmp_path, options, "federation.rounds=2")
     state = loop.latest_state()
     root = private_root(loop.commits.folder)

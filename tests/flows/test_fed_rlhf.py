@@ -206,7 +206,7 @@ def killed_place(new_workplace):
 def killed_in_rounds(killed_place, kill_moments):
     """A run whose process got SIGKILL within the rounds."""
     _, event, commit, _ = kill_moments
-    run = killed_place.kill_when(lambda run: COMMITS[event](run, commit), *OVERRIDES)
+    run = killed_place.kill_when(lambda run: COMMITS[event](run, commit), "--verbose", *OVERRIDES)
     assert not (run.folder / "federation" / "result.json").exists(), f"{kill_moments}: killed too late"
     return run
 
@@ -229,6 +229,14 @@ def test_a_run_killed_within_the_rounds_continues_and_ends_with_the_bytes_of_one
     for name in (stored, "federation/final/selector/adapter_model.safetensors"):
         assert (run.folder / name).read_bytes() == (complete.folder / name).read_bytes(), kill_moments
     assert hashlib.sha256((run.folder / stored).read_bytes()).hexdigest() == digest
+
+
+def test_a_verbose_run_prints_the_log_of_prefect_and_no_live_line_and_no_warning(killed_in_rounds):
+    output = killed_in_rounds.output
+    assert "Finished in state Completed()" in output
+    assert "partition: 80 pairs of 4 clients" in output
+    assert "\x1b" not in output
+    assert not NOISE.findall(output)
 
 
 def test_a_run_killed_within_the_rounds_has_a_record_and_a_loss_of_each_round(resumed, kill_moments):

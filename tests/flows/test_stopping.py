@@ -66,7 +66,7 @@ def test_a_run_is_stopped_where_prefect_hides_the_signal_in_a_failure(prefect_se
     assert ended.value.code == 128 + 15
 
 
-@pytest.mark.pipeline
+@pytest.mark.long
 def test_what_is_imported_while_the_server_starts_leaves_prefect_out_which_reads_its_settings_then():
     code = (
         "import sys; from flows.process import import_libraries; import_libraries();"

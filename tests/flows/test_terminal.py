@@ -1,4 +1,4 @@
-"""What a run shows: its live line on a terminal, and plain lines without one."""
+"""What a run shows: its live line on a terminal, and plain lines without one (also tests/wheel)."""
 
 import contextlib
 import io
@@ -6,7 +6,6 @@ import logging
 import os
 import pty
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -27,20 +26,10 @@ from components.progress import (
     progress,
 )
 from flows.terminal import View
-from tests.support.pipeline import NOISE, ROOT, environment_without
 from tests.support.screen import screen
 
 log = logging.getLogger("flows.a_run")
-CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-KNOWN_LINES = re.compile(
-    r"checking debug \.\.\.|starting \.\.\.|run debug-[\w-]+: recipe debug, folder \S+"
-    r"|warning: .* two completions that are equal .*"
-    r"|prepare: 80 pairs of 4 clients in .*|round \d+ of 3: 2 clients, training loss .*"
-    r"|federate: 3 rounds in .*, accuracy 0\.\d{3} -> 0\.\d{3}"
-    r"|align: 4 steps of DPO in .*, KL to the reference .* nats per completion"
-    r"|evaluate: 3 contests judged in .*, \d wins, \d ties, \d losses against the base policy"
-)
 
 
 class Clock:
@@ -245,34 +234,6 @@ def test_a_duration_has_its_two_largest_units(seconds, text):
 
 
 # --- the command
-
-
-def environment(place):
-    inherited = environment_without("PREFECT_", "MLFLOW_", "COLUMNS")
-    return inherited | place.variables | {"TERM": "xterm"}
-
-
-COMMAND = [sys.executable, "-m", "flows.cli", "run", "debug"]
-
-
-@pytest.fixture(scope="module")
-def piped(new_workplace):
-    """A run of the command without a terminal."""
-    place = new_workplace("piped")
-    return subprocess.run(COMMAND, cwd=ROOT, env=environment(place), capture_output=True, text=True)
-
-
-def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_and_no_other_warning(piped):
-    assert piped.returncode == 0, piped.stderr
-    assert [text for text in piped.stderr.splitlines() if not KNOWN_LINES.fullmatch(text)] == []
-    assert not CONTROL.search(piped.stderr + piped.stdout)
-    assert sum(text.startswith("round ") for text in piped.stderr.splitlines()) == 3
-    assert not NOISE.findall(piped.stdout)
-
-
-def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(piped):
-    assert piped.stdout.lstrip().startswith("debug, seed 0: fedbis, 3 rounds")
-    assert re.search(r"Next\n  open the report +fed-rlhf show debug-\S+ --open\n", piped.stdout)
 
 
 @contextlib.contextmanager

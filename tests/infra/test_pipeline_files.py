@@ -339,11 +339,17 @@ def clone(tmp_path):
     return call
 
 
-def test_continuous_integration_runs_the_linter_and_all_tests(clone):
+def test_continuous_integration_runs_the_linter_all_tests_and_the_long_ones_that_a_change_touches(clone):
     tests = ["make lint", "make test PYTEST_ARGS=--durations=10 --costs=check"]
-    assert clone("run") == (0, tests)
+    listed = "python -m tests.support.long_tier"
+    assert clone("run") == (0, [*tests, listed])
     assert clone("run", FAILS="make lint") == (1, tests[:1])
     assert clone("run", FAILS="make test") == (1, tests)
+    assert clone("run", FAILS="python -m") == (1, [*tests, listed])
+    long = "make test-long PYTEST_ARGS=--durations=10 tests/a.py tests/b.py"
+    files = {"CI_BASE": "abc", "LONG_FILES": "tests/a.py\ntests/b.py"}
+    assert clone("run", **files) == (0, [*tests, f"{listed} abc", long])
+    assert clone("run", FAILS="make test-long", **files)[0] == 1
 
 
 def test_a_release_is_tagged_after_all_tests_and_a_comparison_of_results_only(clone):

@@ -42,6 +42,7 @@ def costs_by_arm(monkeypatch):
     return costs
 
 
+@pytest.mark.long
 def test_the_ways_of_a_selector_step_are_compared_on_the_same_rows(costs_by_arm, capsys):
     ratios = step_costs.compare_steps("debug", 1)
     arms = list(step_costs.ARMS)
@@ -131,6 +132,7 @@ def test_a_recipe_with_one_objective_is_refused_for_the_cost_of_several():
         objective_costs.compare_objectives("debug", 1)
 
 
+@pytest.mark.long
 def test_the_step_of_firm_is_measured_for_one_to_three_objectives(tmp_path, capsys):
     from components.recipes import dump_recipe, load_recipe
 
@@ -146,6 +148,7 @@ def test_the_step_of_firm_is_measured_for_one_to_three_objectives(tmp_path, caps
     assert all(ratio > 0 for (ratio,) in ratios.values())
 
 
+@pytest.mark.long
 def test_a_round_is_run_through_the_flow_and_as_a_loop(new_workplace, monkeypatch, capsys):
     place = new_workplace("orchestration")
     ratios, _ = place.call(lambda: orchestration.compare_orchestration("debug", 1))

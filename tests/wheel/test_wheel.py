@@ -1,6 +1,7 @@
 """The wheel works outside of a checkout: its recipes are complete, and its runs are in the user's folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,15 @@ from tests.support.pipeline import NOISE, ROOT, environment_without
 
 pytestmark = pytest.mark.pipeline
 
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+KNOWN_LINES = re.compile(
+    r"checking debug \.\.\.|starting \.\.\.|run debug-[\w-]+: recipe debug, folder \S+"
+    r"|warning: .* two completions that are equal .*"
+    r"|prepare: 80 pairs of 4 clients in .*|round \d+ of 3: 2 clients, training loss .*"
+    r"|federate: 3 rounds in .*, accuracy 0\.\d{3} -> 0\.\d{3}"
+    r"|align: 4 steps of DPO in .*, KL to the reference .* nats per completion"
+    r"|evaluate: 3 contests judged in .*, \d wins, \d ties, \d losses against the base policy"
+)
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 SOURCES = ("components", "flows", "infra", "tasks")
 
@@ -34,23 +44,22 @@ class InstalledWheel:
         self.installed = set(self.packages.rglob("*"))
 
     def run(self, command, folder, **variables):
-        """Output of a program that succeeds in a folder, with the wheel on its path."""
-        inherited = environment_without("FED_RLHF_", "MLFLOW_", "PREFECT_")
+        """A program that has succeeded in a folder, with the wheel on its path."""
+        inherited = environment_without("FED_RLHF_", "MLFLOW_", "PREFECT_", "COLUMNS")
         backbones = {key: value for key, value in os.environ.items() if key == "FED_RLHF_BACKBONES"}
         path = {"PYTHONPATH": str(self.packages)}
         done = subprocess.run(
             command,
             cwd=folder,
             env=inherited | backbones | path | variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
         )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
 
     def fed_rlhf(self, folder, *arguments, **variables):
-        """Output of the command `fed-rlhf` in a folder."""
+        """The command `fed-rlhf` that has succeeded in a folder."""
         return self.run([sys.executable, "-m", "flows.cli", *arguments], folder, **variables)
 
 
@@ -73,56 +82,58 @@ def wheel(tmp_path_factory):
 
 def test_commands_use_the_installed_packages(wheel, tmp_path):
     code = "import flows.cli, components; print(flows.cli.__file__, components.__file__, sep='\\n')"
-    paths = wheel.run([sys.executable, "-c", code], tmp_path).splitlines()
+    paths = wheel.run([sys.executable, "-c", code], tmp_path).stdout.splitlines()
     assert all(Path(path).is_relative_to(wheel.packages) for path in paths)
 
 
-def test_the_wheel_has_all_recipes(wheel, tmp_path):
-    lines = wheel.fed_rlhf(tmp_path, "recipes").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == recipe_names()
-
-
-def test_the_script_is_the_command_line(wheel, tmp_path):
+def test_the_script_is_the_command_line_and_the_wheel_has_all_recipes(wheel, tmp_path):
     (metadata,) = wheel.packages.glob("fed_rlhf-*.dist-info")
     (script,) = PathDistribution(metadata).entry_points.select(group="console_scripts")
     assert script.name == "fed-rlhf"
     assert script.value == "flows.cli:app"
-    output = wheel.run([str(wheel.packages / "bin" / "fed-rlhf"), "check", "debug"], tmp_path)
-    assert output.splitlines()[0] == "debug: the recipe is valid"
+    lines = wheel.run([str(wheel.packages / "bin" / "fed-rlhf"), "recipes"], tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == recipe_names()
 
 
 def test_runs_are_in_the_configured_home(wheel, tmp_path):
     home = tmp_path / "home"
-    output = wheel.fed_rlhf(tmp_path, "runs", FED_RLHF_HOME=str(home))
-    assert output == f"there are no runs under {home / 'runs'}\n"
+    done = wheel.fed_rlhf(tmp_path, "runs", FED_RLHF_HOME=str(home))
+    assert done.stdout == f"there are no runs under {home / 'runs'}\n"
 
 
 @pytest.fixture(scope="module")
 def first_run(wheel, fill_home, tmp_path_factory):
-    """The folder in which a new user runs a recipe, with no server that the run could use, and the output."""
+    """The folder in which a new user runs a recipe, with no server to use, and the process."""
     folder = fill_home(tmp_path_factory.mktemp("first-run"))
     cache = {"XDG_CACHE_HOME": str(wheel.folder / "cache"), "FED_RLHF_BACKBONES": ""}
-    return folder, wheel.fed_rlhf(folder, "run", "debug", "--verbose", "federation.rounds=1", **cache)
+    return folder, wheel.fed_rlhf(folder, "run", "debug", **cache)
 
 
 def test_a_run_is_written_under_the_working_folder(first_run, wheel):
-    place, output = first_run
+    place, run = first_run
     (folder,) = place.glob("runs/debug-*")
     assert (folder / "report.done").is_file()
-    assert (folder / "report" / "summary.txt").read_text().strip() in output
+    assert (folder / "report" / "summary.txt").read_text().strip() in run.stdout
     assert list(place.glob("mlartifacts/debug/*"))
     allowed = {".prefect", ".state", "mlartifacts", "mlflow.db", "runs"}
     assert {path.name for path in place.iterdir()} <= allowed
     assert (wheel.folder / "cache" / "fed-rlhf" / "backbone" / "tiny-random" / "config.json").is_file()
     written = {path for path in wheel.packages.rglob("*") if path.suffix != ".pyc"} - wheel.installed
     assert {path.name for path in written} <= {"__pycache__"}
-    assert "finished" in wheel.fed_rlhf(place, "runs")
+    assert "finished" in wheel.fed_rlhf(place, "runs").stdout
 
 
-def test_a_verbose_run_prints_the_log_of_prefect_and_no_live_line_and_no_warning(first_run):
-    _, output = first_run
-    assert "Finished in state Completed()" in output
-    assert "round 1 of 1: 2 clients" in output
-    assert "steps of DPO in " in output
-    assert "\x1b" not in output
-    assert not NOISE.findall(output)
+def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_and_no_other_warning(
+    first_run,
+):
+    _, run = first_run
+    assert [text for text in run.stderr.splitlines() if not KNOWN_LINES.fullmatch(text)] == []
+    assert not CONTROL.search(run.stderr + run.stdout)
+    assert sum(text.startswith("round ") for text in run.stderr.splitlines()) == 3
+    assert not NOISE.findall(run.stdout)
+
+
+def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(first_run):
+    _, run = first_run
+    assert run.stdout.lstrip().startswith("debug, seed 0: fedbis, 3 rounds")
+    assert re.search(r"Next\n  open the report +fed-rlhf show debug-\S+ --open\n", run.stdout)
