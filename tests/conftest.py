@@ -39,12 +39,14 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
 
 
 pytest_plugins = ["tests.support.costs"]
+PIPELINE = frozenset({"prefect_session", "prepared", "migrated_store"})
+"""A Prefect server, the data of federations, and a tracking store."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use the session's Prefect server."""
+    """Mark the tests that use a fixture of the pipeline."""
     for item in items:
-        if "prefect_session" in getattr(item, "fixturenames", ()):
+        if not PIPELINE.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.pipeline)
 
 

@@ -175,6 +175,9 @@ def test_the_reasoning_recipe_asks_other_questions_than_its_trees_are_grown_from
             "federation.options.agregator",
             "federation.options.aggregator",
         ),
+        ("[=1", "[", None),
+        ("list[str]=1", "list[str]", None),
+        ("int=1", "int", None),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_one_and_the_allowed_ones(override, key, nearest):

@@ -109,24 +109,28 @@ def _sentences(model: type[BaseModel], values: Any, error: ValidationError, pref
     for detail in error.errors():
         nested = detail.get("ctx", {}).get("error")
         if isinstance(nested, NestedSectionError):
-            key = _dotted(prefix, _key_path(detail["loc"]))
+            key = _dotted(prefix, _key_path(detail))
             sentences += _sentences(nested.model, nested.values, nested.error, key)
         else:
             sentences.append(_sentence(model, values, detail, prefix))
     return sentences
 
 
-def _key_path(location: Location) -> list[str | int]:
+def _key_path(error: Mapping[str, Any]) -> list[str | int]:
     """The keys of an error's location, without pydantic's names of the members of unions."""
+    location = error["loc"]
+    own = len(location) - 1 if error["type"] == "extra_forbidden" else None  # any text of the user's
     return [
         part
-        for part in location
-        if isinstance(part, int) or not ("[" in part or part.startswith("literal") or part in ("str", "int"))
+        for number, part in enumerate(location)
+        if isinstance(part, int)
+        or number == own
+        or not ("[" in part or part.startswith("literal") or part in ("str", "int"))
     ]
 
 
 def _sentence(model: type[BaseModel], values: Any, error: Mapping[str, Any], prefix: str) -> str:
-    location = _key_path(error["loc"])
+    location = _key_path(error)
     # Whatever follows a key in the same word may be a secret, so it is not shown.
     names = [part if isinstance(part, int) else re.split(r"[\s:=]", part, maxsplit=1)[0] for part in location]
     key = _dotted(prefix, names)

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import model_validator
 
 from components.data.dialogues import dialogue_turns
-from components.data.raw import RawRow, Text
+from components.data.raw import RawRow, Text, column_names
 from components.data.records import TEXTS
 
 MARKERS = {"user": "Human", "assistant": "Assistant"}
@@ -86,7 +86,7 @@ def _messages(value: Any, column: str) -> list[Message]:
 
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
-        found = f"has {', '.join(map(str, item))[:60]}" if isinstance(item, Mapping) else f"is {_kind(item)}"
+        found = f"has {column_names(item)[:60]}" if isinstance(item, Mapping) else f"is {_kind(item)}"
         raise ValueError(f"{where} must be a message, an object with role and content, but {found}")
     role, content = item["role"], item["content"]
     calls = bool(item.get("tool_calls") or item.get("function_call"))

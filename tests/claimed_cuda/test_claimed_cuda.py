@@ -10,8 +10,8 @@ import torch
 
 from tests.claimed_cuda.__main__ import run_cases
 
-WHOLE_RUNS = "rounds or pipeline or processes_of_ray or benchmark or lost"
-"""Cases that run methods or the pipeline."""
+WHOLE_RUNS = "rounds or pipeline or processes_of_ray or names_ray or benchmark or lost"
+"""Cases that run methods or the pipeline, or start Ray."""
 
 pytestmark = [
     pytest.mark.pipeline,

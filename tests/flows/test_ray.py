@@ -132,11 +132,18 @@ def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
 
 
 @needs_a_namespace
+@pytest.mark.long
+def test_selectors_on_nodes_that_do_not_see_the_run_folder_have_the_bytes_of_threads(
+    place, blind_head, on_threads
+):
+    assert_same_results(place.run(*SELECTORS, *on_ray(blind_head)), on_threads)
+
+
+@needs_a_namespace
 def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
-    place, blind_head, on_threads, private_on_threads
+    place, blind_head, private_on_threads
 ):
     before = set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
-    assert_same_results(place.run(*SELECTORS, *on_ray(blind_head)), on_threads)
     run = place.run(*PRIVATE, *on_ray(blind_head))
     assert_same_results(run, private_on_threads)
     assert private_files(run) == private_files(private_on_threads)

@@ -161,16 +161,19 @@ def test_a_colleague_pulls_the_results_and_repeats_what_a_change_concerns(checko
 
 
 @pytest.mark.long
-def test_dvc_repeats_no_stage_that_a_change_does_not_concern(checkout):
+def test_dvc_runs_the_stages_that_a_change_concerns_and_no_others(checkout):
     first = checkout.result.read_text()
     assert checkout.repeated("") == ["check_recipe"], "it reads files that DVC does not know"
     assert checkout.repeated("evaluation.judge.steps=5") == ["check_recipe"]
     assert checkout.result.read_text() == first
+    assert checkout.repeated("federation.rounds=4") == ["check_recipe", "federate"]
+    assert '"rounds": 4' in checkout.result.read_text()
 
 
 def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
-    assert checkout.repeated("federation.rounds=4") == ["check_recipe", "federate"]
-    assert '"rounds": 4' in checkout.result.read_text()
+    checkout.set_overrides("federation.rounds=5")
+    assert checkout.dvc("repro", "check_recipe") == ["check_recipe"]
+    assert checkout.dvc("repro", "--dry") == ["check_recipe", "federate", "align", "evaluate", "report"]
 
 
 @pytest.mark.long

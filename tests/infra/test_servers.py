@@ -287,6 +287,7 @@ def test_servers_get_the_folders_of_the_project_by_their_absolute_paths(tmp_path
     assert environment["FED_RLHF_HOME"] == str(tmp_path / "here"), "they start in the checkout"
 
 
+@pytest.mark.pipeline
 @pytest.mark.parametrize(("name", "advice"), [("prefect-server", ""), ("mlflow-server", "advice\n")])
 def test_the_server_alone_prints_its_address_and_prefects_no_advice_on_variables(name, advice):
     lines = [

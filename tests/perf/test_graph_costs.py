@@ -42,6 +42,7 @@ def test_no_clients_are_refused(capsys):
     assert "'clients'" in capsys.readouterr().err
 
 
+@pytest.mark.pipeline
 def test_each_number_of_clients_is_measured_in_a_process_of_its_own(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["graph-costs", "2", "--rank", "1", "--layers", "1"])

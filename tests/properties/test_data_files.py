@@ -81,16 +81,19 @@ def source_of(path):
 def load(path):
     data = accepted(lambda: sources.load(DataConfig(source=source_of(path), path=str(path)), 0))
     if data is not None:
-        for pair in (*data.pairs, *data.judge):
-            check_pair(pair)
+        pairs = [*data.pairs, *data.judge]
+        prompts = {pair.prompt for pair in pairs}
+        for pair in pairs:
+            check_pair(pair, prompts)
 
 
-def check_pair(pair):
+def check_pair(pair, prompts):
     for text in (pair.prompt, pair.chosen, pair.rejected):
         assert text.encode("utf-8") is not None
     check_name(pair.client_id)
     check_name(pair.domain)
-    check_visible(pair.group or "")
+    if pair.group not in prompts:
+        check_visible(pair.group or "")
     assert pair.split in ("train", "validation", "test")
     assert pair.margin is None or math.isfinite(pair.margin)
 

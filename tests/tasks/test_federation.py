@@ -276,6 +276,7 @@ end_if_jobs_hang(3)
 """
 
 
+@pytest.mark.pipeline
 def test_a_process_ends_with_its_status_while_a_job_hangs_in_torch():
     done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (3, "no answer within 0.5 s (runtime.client_timeout)\n"), (

@@ -19,7 +19,7 @@ from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
 from components.data.holdout import hold_out
-from components.data.raw import BareText, Label, RawRow, Text, collect
+from components.data.raw import BareText, Label, RawRow, Text, collect, column_names
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.source import PairSource
@@ -211,8 +211,7 @@ class WebGptRow(RawRow):
         if not isinstance(question, Mapping):
             return question
         if "full_text" not in question:
-            columns = ", ".join(map(str, question)) or "nothing"
-            raise ValueError(f"must be text, or an object with full_text, but has: {columns}")
+            raise ValueError(f"must be text, or an object with full_text, but has: {column_names(question)}")
         return question["full_text"]
 
 
