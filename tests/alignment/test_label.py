@@ -181,13 +181,14 @@ def test_the_best_completion_is_paired_with_the_worst_the_second_with_the_last_b
     assert sorted(ranked("abcde", limit, a=1, b=9, c=5, d=3, e=7)) == expected
 
 
-def test_completions_with_equally_many_wins_are_ranked_by_the_log_odds_of_these():
-    """Each of three completions wins once: x by 5, y by 2, z by 1."""
+@pytest.mark.parametrize(("of_z", "expected"), [(1, ("z", "x")), (9, ("y", "z"))])
+def test_completions_with_equally_many_wins_are_ranked_by_the_log_odds_of_these(of_z, expected):
+    """Each of three completions wins once: x by 5, y by 2, z by 1 or by 9."""
     candidates, _ = candidate_pairs({"q": "text"}, {"q": completions("x", "y", "z")})
-    odds = {("x", "y"): 5, ("y", "z"): 2, ("x", "z"): -1}
+    odds = {("x", "y"): 5, ("y", "z"): 2, ("x", "z"): -of_z}
     labeled = label_by(candidates, lambda first, second: odds[first, second])
     (pair,) = choose_ranked_pairs(labeled, 1)
-    assert (pair["chosen"], pair["rejected"]) == ("z", "x")
+    assert (pair["chosen"], pair["rejected"]) == expected
 
 
 def test_pairs_are_chosen_for_each_prompt():

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -359,6 +360,21 @@ def test_a_run_serves_one_process_at_a_time_until_that_process_ends(run_folder, 
     holder.wait()
     with lock(run_folder):
         pass
+
+
+# --- seconds of phases
+
+
+def test_the_seconds_of_a_phase_are_those_of_all_processes_that_worked_on_it(run_folder, monkeypatch):
+    moments = iter([10.0, 14.0, 100.0, 101.5, 7.0, 9.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    with pytest.raises(KeyboardInterrupt), run_folder.timed("federate"):
+        raise KeyboardInterrupt
+    with run_folder.timed("federate"):
+        pass
+    with run_folder.timed("align"):
+        pass
+    assert run_folder.metadata()["seconds"] == {"federate": 5.5, "align": 2.0}
 
 
 # --- when accuracy is measured
