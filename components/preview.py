@@ -28,6 +28,8 @@ KEPT_BYTES = 32 * 2**20
 """Of files whose pairs stay in memory for the next recipe that has the same data."""
 HEAD = 1000
 """Rows of larger files that are read."""
+SHOWN = 5
+"""Names of clients without training pairs that are shown."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,16 @@ class DataPreview:
     Attributes:
         rows: numbers of rows; None where not all rows were read.
         clients: number of clients that have training pairs; None likewise.
-        splits: numbers of the clients' pairs.
-        sizes: smallest and largest number of pairs of a client.
+        without_training: names of the other clients, which train in no round.
+        splits: numbers of the pairs of all clients.
+        sizes: smallest and largest number of pairs of a client with training pairs.
         warnings: what may be wrong with the rows, as sentences.
         unread: why not all rows were read, as a sentence; empty where they were.
     """
 
     rows: RowCounts | None = None
     clients: int | None = None
+    without_training: tuple[str, ...] = ()
     splits: Mapping[str, int] = field(default_factory=dict)
     sizes: tuple[int, int] = (0, 0)
     warnings: tuple[str, ...] = ()
@@ -95,8 +99,8 @@ def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview
 
 def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> DataPreview:
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
-    active = sum(client.train > 0 for client in data_set.clients.values())
-    check_participants(active, recipe.federation.clients_per_round)
+    active = {name: sum(rows.rows().values()) for name, rows in data_set.clients.items() if rows.train}
+    check_participants(len(active), recipe.federation.clients_per_round)
     judge = cast(JudgeSection, recipe.evaluation.judge)
     if judge.pair_reader() is not None:
         with TemporaryDirectory() as folder:
@@ -109,9 +113,14 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
     warnings = list(data_set.warnings)
     if with_expectations:
         warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
-    sizes = [sum(client.rows().values()) for client in data_set.clients.values()]
-    splits = data_set.splits
-    return DataPreview(data_set.rows, active, splits, (min(sizes), max(sizes)), tuple(warnings))
+    return DataPreview(
+        rows=data_set.rows,
+        clients=len(active),
+        without_training=tuple(name for name in data_set.clients if name not in active),
+        splits=data_set.splits,
+        sizes=(min(active.values()), max(active.values())),
+        warnings=tuple(warnings),
+    )
 
 
 def _hub_keys(data: DataConfig) -> Iterator[str]:
@@ -136,9 +145,14 @@ def describe_data(preview: DataPreview) -> str:
     prompts = ", ".join(f"{count:,} {split}" for split, count in rows.prompts.items()) or "none"
     splits = ", ".join(f"{count:,} {split}" for split, count in preview.splits.items())
     sizes = " to ".join(f"{size:,}" for size in preview.sizes)
+    others = [*preview.without_training[:SHOWN], *(["..."] if preview.without_training[SHOWN:] else [])]
     lines = [
         f"data: {rows.pairs:,} pairs of {preview.clients:,} clients ({splits}; {sizes} a client),"
         f" {rows.judge:,} pairs of the judge, prompts of the server: {prompts}",
+        f"clients without a training pair, which train in no round: {len(preview.without_training)}"
+        f" ({', '.join(others)})"
+        if others
+        else "",
         left_out_line(rows),
         *(f"warning: {warning}" for warning in preview.warnings),
     ]

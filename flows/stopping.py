@@ -1,4 +1,4 @@
-"""The end of a run that is stopped by Ctrl-C or SIGTERM, or whose Prefect server is lost.
+"""The end of a run that is stopped by a signal, or whose Prefect server is lost.
 
 What a run has committed is on disk, and a client may train for minutes, so the process says where the
 run stands, closes it in MLflow and Prefect, and ends without waiting for its threads.
@@ -25,16 +25,20 @@ CLOSING_SECONDS = 3.0
 LOST_SECONDS = 40.0
 """After which a Prefect server that does not answer is lost."""
 POLL_SECONDS = 4.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU)
+"""Of Ctrl-C, the system, a terminal or connection that closes, Ctrl-\\, and a limit of processor time."""
 STOPPING = threading.Lock()
 """Held by the thread that ends the process."""
 
 
 @contextmanager
 def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
-    """Stop the runs of this process at SIGINT and SIGTERM, and at the loss of its Prefect server.
+    """Stop the runs of this process at SIGNALS, and at the loss of its Prefect server.
 
-    A second signal ends the process at once. Within a flow, SIGTERM has a handler of Prefect, whose exception
-    Python drops if a finalizer runs at that moment; such an exception stops the runs too.
+    A second one ends the process at once, except SIGHUP and SIGXCPU, which the system may send several times.
+    What is ignored when the process starts, as SIGHUP under nohup, stays so; Ctrl-C does not. Within a flow,
+    SIGTERM has a handler of Prefect, whose exception Python drops if a finalizer runs at that moment; such an
+    exception stops the runs too.
 
     Args:
         restore_terminal: ends a live view before the last sentence is printed.
@@ -43,6 +47,8 @@ def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
     def handle(number: int, _: object) -> None:
         status = 128 + number
         if STOPPING.locked():
+            if number in (signal.SIGHUP, signal.SIGXCPU):
+                return
             os._exit(status)
         # In a thread, since the main one may hold a lock that is needed here.
         threading.Thread(target=stop_runs, args=(restore_terminal, status), daemon=True).start()
@@ -53,7 +59,8 @@ def stopping_on_signals(restore_terminal: Callable[[], None]) -> Iterator[None]:
         else:
             previous_hook(dropped)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [n for n in SIGNALS if n == signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handle) for number in numbers}
     previous_hook, sys.unraisablehook = sys.unraisablehook, handle_dropped
     try:
         with stopping_without_server(restore_terminal):
@@ -95,19 +102,21 @@ def stop_runs(restore_terminal: Callable[[], None], status: int, fault: str = ""
         fault: why, if it is a fault.
     """
     STOPPING.acquire()  # never released: another thread that comes here waits for the end of the process
+    runs = list(HELD)
+    deadline = time.monotonic() + CLOSING_SECONDS
+    closing = threading.Thread(target=_close, args=(runs, not fault), daemon=True)
+    closing.start()
     try:
-        runs = list(HELD)
-        restore_terminal()
+        restore_terminal()  # fails where the terminal is closed, as printing does
         print("\nStopping ...", file=sys.stderr, flush=True)
-        closing = threading.Thread(target=_close, args=(runs, not fault), daemon=True)
-        closing.start()
-        closing.join(CLOSING_SECONDS)
+        closing.join(deadline - time.monotonic())
         sentence = "Stopped"  # at the end, since rounds are committed until the process ends
         if runs:
             sentence += f" {position(runs[-1])}; resume with: {runs[0].resume_command}"
         print(f"error: {fault}. {sentence}" if fault else sentence, file=sys.stderr, flush=True)
         sys.stdout.flush()
     finally:  # a run.json or a recipe that cannot be read must not keep the process alive
+        closing.join(max(deadline - time.monotonic(), 0.0))
         os._exit(status)
 
 

@@ -41,6 +41,18 @@ def test_the_numbers_are_those_of_the_preparation(own, tmp_path):
     assert "(owner not among the clients, see data.clients)" in describe_data(found)
 
 
+def test_owners_without_a_training_pair_are_named_and_their_pairs_are_not_among_the_sizes(own):
+    idle = [row | {"split": "test"} for row in ROWS if row["client_id"] == "owner-3"][:1]
+    rows = [row | {"split": "train" if n // 12 % 3 else "test"} for n, row in enumerate(ROWS)]
+    rows = [row for row in rows if row["client_id"] != "owner-3"] + idle
+    settings = {"data.clients": "null", "data.options": "{}", "evaluation.judge": "{kind: autoj}"}
+    found = preview_data(own(rows, **settings))
+    assert found.clients == 10, "another one has the pairs of the judge"
+    assert found.without_training == ("owner-3",)
+    assert min(found.sizes) > 1, "that of owner-3"
+    assert "clients without a training pair, which train in no round: 1 (owner-3)\n" in describe_data(found)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -61,14 +61,13 @@ def connection_warning(pairs: Sequence[Pair]) -> str:
     for number, pair in zip(components, pairs, strict=True):
         if number == largest and pair.group:
             groups.setdefault(normal(pair.prompt), set()).add(pair.group)
-    most = max(groups, key=lambda prompt: (len(groups[prompt]), prompt), default="")
-    if len(groups.get(most, ())) < 2:
+    most = max(map(len, groups.values()), default=0)
+    if most < 2:
         return ""
     return (
         f"{size} of {len(pairs)} pairs ({size / len(pairs):.0%}) stay together in one split and with one"
-        f" client, because prompts that occur in several groups connect these; the prompt {most[:80]!r} is in"
-        f" {len(groups[most])} groups: leave pairs of such prompts out, make the prompts distinct, or leave"
-        " out the column group"
+        f" client, because prompts that occur in several groups (one in {most}) connect these:"
+        " leave pairs of such prompts out, make the prompts distinct, or leave out the column group"
     )
 
 

@@ -5,7 +5,7 @@ One record serves a run, the contests between the arms of a benchmark, and the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -89,7 +89,11 @@ class Contest(StoredResult):
 
     def figures(self, resamples: int = 2000, seed: int = 0) -> ContestFigures:
         """All figures; resamples and seed are those of the bootstrap intervals."""
-        units = self.units
+        return self._figures(self.units, [0] * len(self.prompts), resamples, seed)
+
+    def _figures(
+        self, units: Sequence[str], seeds: Sequence[int], resamples: int, seed: int
+    ) -> ContestFigures:
         labels = {n: LABELS[verdict] for n, verdict in enumerate(self.verdicts) if verdict in LABELS}
         controlled = fit_length_controlled_rate(
             list(labels.values()),
@@ -98,17 +102,25 @@ class Contest(StoredResult):
             resamples,
             seed,
             [units[n] for n in labels],
+            [seeds[n] for n in labels],
         )
         return ContestFigures(
-            **self.win_rate(resamples, seed).model_dump(),
+            **win_rate(self.verdicts, resamples, seed, units, seeds).model_dump(),
             consistency=self.consistency,
             ties_half=controlled.uncontrolled,
             length_controlled=controlled.rate,
             length_controlled_low=controlled.low,
             length_controlled_high=controlled.high,
             length_effect=controlled.effect,
-            single_order=win_rate(self.original, resamples, seed, units),
+            single_order=win_rate(self.original, resamples, seed, units, seeds),
         )
+
+
+def pooled_figures(by_seed: Mapping[int, Contest], resamples: int = 2000, seed: int = 0) -> ContestFigures:
+    """The figures of the contests of several seeds together; intervals are over seeds and prompts."""
+    units = [unit for contest in by_seed.values() for unit in contest.units]
+    seeds = [own for own, contest in by_seed.items() for _ in contest.prompts]
+    return Contest.pooled(by_seed)._figures(units, seeds, resamples, seed)
 
 
 def judge_contest(judge: Judge, pairs: Mapping[str, Comparison]) -> Contest:

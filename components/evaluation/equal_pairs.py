@@ -129,19 +129,17 @@ def dialogue_warnings(recipe: Recipe, folder: Path) -> list[str]:
     for table in (CLIENTS, "prompts.parquet"):
         prompts.update(row["prompt"] for row in read_rows(folder / table))
     warnings = []
-    unread = sorted(filter(is_unread_dialogue, prompts))
+    unread = set(filter(is_unread_dialogue, prompts))
     if unread:
         warnings.append(
             f"{len(unread)} of {len(prompts)} prompts are read as one turn of the user by policy.chat"
-            f" 'turns', although 'Human:' or 'Assistant:' is in their text, such as"
-            f" {unread[0][:80]!r}: begin each"
-            " turn with its marker at the start of a line, unless these are quotations."
+            " 'turns', although 'Human:' or 'Assistant:' is in their text: begin each turn with its marker at"
+            " the start of a line, unless these are quotations."
         )
-    repeated = sorted(prompt for prompt in set(prompts) - set(unread) if has_repeated_speaker(prompt))
+    repeated = sum(map(has_repeated_speaker, prompts - unread))
     if repeated:
         warnings.append(
-            f"{len(repeated)} of {len(prompts)} prompts have two turns of one speaker in a row, which"
-            f" policy.chat 'turns' joins, such as {repeated[0][:80]!r}: if one is a quotation, remove the"
-            " empty line before its marker."
+            f"{repeated} of {len(prompts)} prompts have two turns of one speaker in a row, which"
+            " policy.chat 'turns' joins: if one is a quotation, remove the empty line before its marker."
         )
     return warnings

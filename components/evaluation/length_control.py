@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from components.evaluation.winrate import unit_indices
+from components.evaluation.winrate import draw_rows, unit_indices
 from components.seeding import generator
 
 PENALTY = 0.01
@@ -42,7 +42,7 @@ class LengthControlledRate:
     """How often response 1 would win at equal length; a tie is half a win."""
 
     rate: float  # in [0, 1]; NaN if it is not determined, see fit_length_controlled_rate
-    low: float  # 95% percentile-bootstrap interval of the rate over prompts
+    low: float  # 95% percentile-bootstrap interval of the rate over prompts, and over seeds if several
     high: float
     uncontrolled: float  # mean label, which is the rate at the lengths as they are
     effect: float  # coefficient phi; positive if the longer response is preferred
@@ -55,6 +55,7 @@ def fit_length_controlled_rate(
     resamples: int = 2000,
     seed: int = 0,
     prompts: Sequence[Hashable] | None = None,
+    seeds: Sequence[Hashable] | None = None,
 ) -> LengthControlledRate:
     """Fit the length-controlled win rate of response 1 with a 95% percentile-bootstrap interval.
 
@@ -74,6 +75,8 @@ def fit_length_controlled_rate(
             standard deviation of the differences.
         seed: determines the resamples.
         prompts: prompt of each label; those of a prompt are drawn together. None: each has its own.
+        seeds: seed of the run that gave each label; seeds are drawn too, see winrate.draw_rows. None: one for
+            all.
 
     Raises:
         ValueError: the numbers of labels and lengths differ, or a label is outside [0, 1].
@@ -92,21 +95,28 @@ def fit_length_controlled_rate(
         return LengthControlledRate(*[float("nan")] * 5)
     (rate,), (effect,) = _fit_rates(y, d, np.ones((1, n)))
     units = np.array(unit_indices(range(n) if prompts is None else prompts))
-    low, high = (np.nan, np.nan) if np.isnan(rate) else _bootstrap_interval(y, d, units, resamples, seed)
+    of_seeds = np.zeros(n, dtype=np.int64) if seeds is None else np.array(unit_indices(seeds))
+    low, high = np.nan, np.nan
+    if not np.isnan(rate):
+        low, high = _bootstrap_interval(y, d, units, of_seeds, resamples, seed)
     return LengthControlledRate(float(rate), low, high, float(y.mean()), float(effect))
 
 
 def _bootstrap_interval(
-    y: Array, d: Array, units: npt.NDArray[np.int64], resamples: int, seed: int
+    y: Array,
+    d: Array,
+    units: npt.NDArray[np.int64],
+    seeds: npt.NDArray[np.int64],
+    resamples: int,
+    seed: int,
 ) -> tuple[float, float]:
-    n = int(units.max()) + 1
     numbers = generator(seed, "bootstrap", "length-controlled")
     batch = max(1, CELLS // len(y))
     rates = []
     for start in range(0, resamples, batch):
-        size = min(batch, resamples - start)
-        counts = numbers.multinomial(n, np.full(n, 1 / n), size=size).astype(float)
-        rates.append(_fit_rates(y, d, counts if n == len(y) else counts[:, units])[0])
+        drawn = draw_rows(units, seeds, min(batch, resamples - start), numbers)
+        counts: Array = drawn[drawn.any(axis=1)].astype(np.float64)
+        rates.append(_fit_rates(y, d, counts)[0])
     determined = np.concatenate(rates)
     determined = determined[~np.isnan(determined)]
     if not len(determined):

@@ -211,9 +211,8 @@ def contests_table(results: BenchmarkResults) -> Table:
     return Table.of(
         "Win rates over the answers of all seeds",
         rows,
-        "Intervals are 95% bootstraps over the answers (the same"
-        " prompt with two seeds counts as two): they concern these policies, one per seed, and no other seed."
-        " Where the seeds are further apart than the interval is wide, the seed decides and not the method.",
+        "Intervals are 95% bootstraps over seeds and prompts; a prompt that several seeds have is drawn once"
+        " for all of them. With few seeds they are too narrow, and with one they concern its policies alone.",
         RATE_HEADINGS,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from components.evaluation.contests import Contest
+from components.evaluation.contests import Contest, pooled_figures
 from components.evaluation.diagnostics.diagnostic import Summary
 from components.reporting.fronts import Front, front_metrics, worst_rewards
 from components.reporting.units import Units
@@ -43,4 +43,4 @@ class BenchmarkResults:
     @cached_property
     def pools(self) -> dict[str, ContestFigures]:
         """The contests' figures over all seeds."""
-        return {name: Contest.pooled(by_seed).figures() for name, by_seed in self.contests.items()}
+        return {name: pooled_figures(by_seed) for name, by_seed in self.contests.items()}

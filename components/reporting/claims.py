@@ -31,7 +31,7 @@ MAY_BE_CHANCE = "at equal length it may be chance"
 ROUNDING = 1e-9
 """Tolerance of a comparison of a number with a limit, and of a figure with its units' mean."""
 ENOUGH_SEEDS = 3
-"""Seeds that an interval of a figure with one value per seed needs."""
+"""Seeds that a verdict needs, unless the figure is exact."""
 ONE_SEED = "one seed"
 
 DECIDED = (Verdict.FIRST, Verdict.SECOND)
@@ -99,8 +99,8 @@ def claims_table(findings: Sequence[Finding]) -> Table:
         " does, and is undecided otherwise, or without an interval. The interval is a 95% bootstrap: seeds"
         " are resampled with replacement, and prompts (or clients, or questions) too: once for all seeds that"
         " have them, else within each seed; the same ones for both arms where they are paired. For a figure"
-        " with one value per seed, seeds alone are resampled. With few seeds the interval is too narrow. One"
-        " seed decides nothing but counts, and two decide no figure with one value per seed.",
+        " with one value per seed, seeds alone are resampled. With few seeds the interval is too narrow: one"
+        " or two seeds decide nothing but counts.",
     )
 
 
@@ -116,10 +116,14 @@ def _check(claim: Claim, other: str | None, results: BenchmarkResults) -> Findin
         figure = alias_of(claim.figure).label
         words = f"{claim.arm}{difference}: {figure}"
         measured = _measure_figure(claim, other, results)
-    verdict = UNDECIDED if measured.interval is None else _verdict(claim, *measured.interval)
+    seeds = len(measured.by_seed)
+    enough = seeds >= ENOUGH_SEEDS or (claim.figure != WINS and alias_of(claim.figure).is_exact)
+    verdict = _verdict(claim, *measured.interval) if measured.interval is not None and enough else UNDECIDED
     remarks = [measured.reason] if measured.reason else []
-    if 0 < len(measured.by_seed) < len(results.seeds):
-        remarks.append(f"{len(measured.by_seed)} of {len(results.seeds)} seeds")
+    if 0 < seeds < len(results.seeds):
+        remarks.append(f"{seeds} of {len(results.seeds)} seeds")
+    elif measured.interval is not None and not enough:
+        remarks.append(f"{seeds} seeds")
     if claim.figure == WINS and verdict == HOLDS and not results.pools[name].length_controlled_low > 0.5:
         remarks.append(MAY_BE_CHANCE)
     low, high = measured.interval or (None, None)

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from components.data.records import answer_id
-from components.evaluation.contests import Contest
+from components.evaluation.contests import Contest, pooled_figures
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.evaluation.winrate import Verdict, win_rate
 from components.results import ResultError
@@ -158,6 +158,27 @@ def test_the_pooled_rate_is_over_the_answers_of_all_seeds_and_not_the_mean_of_th
 def test_a_prompt_of_two_seeds_is_a_unit_with_each(pooled):
     assert len(set(pooled.units)) == 4
     assert Contest.pooled({0: contest([WIN], ["a#1"])}).units == Contest.pooled({0: contest([WIN])}).units
+
+
+def test_intervals_of_several_seeds_are_over_the_seeds_too():
+    """Each of three seeds has one outcome on all of its prompts, so that the seeds alone vary."""
+    prompts = [f"p{n}" for n in range(40)]
+    seeds = {n: contest([one] * 40, prompts, ours=[5, 7] * 20) for n, one in enumerate((WIN, LOSS, LOSS))}
+    figures = pooled_figures(seeds, 500)
+    assert figures.win_rate == pytest.approx(1 / 3)
+    for low, high in (
+        (figures.low, figures.high),
+        (figures.length_controlled_low, figures.length_controlled_high),
+        (figures.single_order.low, figures.single_order.high),
+    ):
+        assert low < 0.01
+        assert high > 0.99
+    assert Contest.pooled(seeds).figures(500).high < 0.5, "as one seed with more prompts"
+
+
+def test_the_figures_of_one_seed_pooled_are_its_own():
+    one = contest(VERDICTS, ours=OURS, theirs=THEIRS)
+    assert pooled_figures({3: one}, 300, 7) == one.figures(300, 7)
 
 
 def test_the_rate_at_equal_length_is_that_of_all_seeds_answers_together():

@@ -196,6 +196,8 @@ def test_prompts_whose_turns_are_not_recognized_are_a_warning_with_their_number(
     Dataset.from_list(prompts).to_parquet(folder / "prompts.parquet")
     (warning,) = dialogue_warnings(recipe("policy.chat=turns"), folder)
     assert warning.startswith("2 of 20 prompts are read as one turn of the user")
+    assert "Hi." not in warning
+    assert "So." not in warning, "texts of owners stay out of logs"
     assert dialogue_warnings(recipe(), folder) == []
 
 
@@ -206,6 +208,7 @@ def test_turns_of_one_speaker_in_a_row_are_a_warning_with_their_number(tmp_path)
     (warning,) = dialogue_warnings(recipe("policy.chat=turns"), folder)
     assert " prompts have two turns of one speaker in a row" in warning
     assert warning.startswith("1 of ")
+    assert "is a word" not in warning
 
 
 def test_equal_texts_and_cut_ones_have_both_remedies(tmp_path):

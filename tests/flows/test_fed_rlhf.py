@@ -17,9 +17,11 @@ from components.data.validation import label_free_first
 from components.recipes import load_recipe
 from components.results import Metrics, StepRecord
 from flows import fed_rlhf as flow
+from flows import stopping
 from flows.fed_rlhf import is_eval_round, log_steps
 from tasks.runs import Run, create_run, lock
 from tests.support.bare_loop import run_bare_loop
+from tests.support.long_tier import with_examples
 from tests.support.pipeline import NOISE, ROOT
 
 ROUNDS = 4
@@ -198,6 +200,25 @@ def test_the_step_that_a_killed_run_had_committed_and_not_logged_is_logged_when_
     assert list(resumed.history(resumed.mlflow_id, "train/loss")) == [1, 2, 3, 4]
 
 
+def test_a_run_that_ends_before_dpo_continues_with_its_completions_and_labels(complete, new_workplace):
+    place = new_workplace("stopped in alignment")
+
+    def end(_):
+        raise OSError("no space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flow.alignment, "train_by_dpo", end)
+        place.fail(*OVERRIDES)
+    stopped = place.newest()
+    labels = stopped.folder / "alignment" / "pairs.parquet"
+    written = labels.stat().st_mtime_ns
+    resumed = place.resume(stopped)
+    assert labels.stat().st_mtime_ns == written
+    name = "alignment/final/adapter_model.safetensors"
+    assert (resumed.folder / name).read_bytes() == (complete.folder / name).read_bytes()
+    assert not re.findall(r"round \d+ of|sampled", resumed.output)
+
+
 @pytest.fixture(scope="module")
 def killed_place(new_workplace):
     return new_workplace("killed")
@@ -280,9 +301,10 @@ def test_a_resumed_run_leaves_no_flow_run_and_no_mlflow_run_without_an_end(resum
     assert {run.info.status for run in resumed.mlflow_runs()} == {"FINISHED"}
 
 
-def test_a_run_that_is_interrupted_says_where_it_stopped_and_ends_as_killed(new_workplace):
+@pytest.mark.parametrize("number", with_examples(stopping.SIGNALS, examples=[signal.SIGINT]))
+def test_a_run_that_is_interrupted_says_where_it_stopped_and_ends_as_killed(new_workplace, number):
     place = new_workplace("interrupted")
-    run = place.kill_when(lambda run: run.commits >= 2, "federation.rounds=40", number=signal.SIGINT)
+    run = place.kill_when(lambda run: run.commits >= 2, "federation.rounds=40", number=number)
     (line,) = [line for line in run.output.splitlines() if line.startswith("Stopped")]
     stopped = re.fullmatch(
         rf"Stopped after round (\d+) of 40; resume with: fed-rlhf resume {run.folder.name}", line

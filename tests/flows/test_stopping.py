@@ -1,8 +1,11 @@
 """Signals that stop the runs of a process."""
 
+import os
 import queue
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from prefect import flow
@@ -20,18 +23,73 @@ class Finalized:
         raise self.error
 
 
-def test_a_signal_whose_exception_is_dropped_in_a_finalizer_stops_the_runs(monkeypatch):
+@pytest.fixture
+def stops(monkeypatch):
+    """The statuses with which runs would be stopped."""
     statuses = queue.Queue()
     monkeypatch.setattr(stopping, "stop_runs", lambda _, status: statuses.put(status))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return statuses
+
+
+def test_a_signal_whose_exception_is_dropped_in_a_finalizer_stops_the_runs(stops, monkeypatch):
     others = []
     monkeypatch.setattr("sys.unraisablehook", lambda dropped: others.append(dropped.exc_type))
     with stopping.stopping_on_signals(lambda: None):
         Finalized(TerminationSignal(signal=15))
-        assert statuses.get(timeout=10) == 128 + 15
+        assert stops.get(timeout=10) == 128 + 15
         Finalized(ValueError())
     assert others == [ValueError]
-    assert statuses.empty()
+    assert stops.empty()
+
+
+@pytest.mark.parametrize("number", stopping.SIGNALS)
+def test_a_signal_stops_the_runs_and_has_its_earlier_handler_afterwards(stops, number):
+    before = signal.getsignal(number)
+    with stopping.stopping_on_signals(lambda: None):
+        signal.raise_signal(number)
+        assert stops.get(timeout=10) == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_is_ignored_as_under_nohup_stays_ignored(stops):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping.stopping_on_signals(lambda: None):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert stops.empty()
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGXCPU])
+def test_a_signal_that_the_system_repeats_does_not_end_the_process_before_the_runs_are_closed(
+    stops, number, monkeypatch
+):
+    monkeypatch.setattr(stopping, "STOPPING", threading.Lock())
+    monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("ended at once"))
+    with stopping.stopping_on_signals(lambda: None), stopping.STOPPING:
+        signal.raise_signal(number)
+    assert stops.empty()
+
+
+def test_runs_are_closed_where_the_terminal_is_gone(monkeypatch):
+    class EndedError(Exception):
+        """The process has ended."""
+
+    def end(status):
+        raise EndedError(status)
+
+    def write_to_a_closed_terminal():
+        raise OSError(5, "Input/output error")
+
+    closed = []
+    monkeypatch.setattr(stopping, "STOPPING", threading.Lock())
+    monkeypatch.setattr(stopping, "_close", lambda runs, has_server: closed.append(has_server))
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(EndedError, match="129"):
+        stopping.stop_runs(write_to_a_closed_terminal, 129)
+    assert closed == [True]
 
 
 def test_a_run_is_stopped_where_prefect_hides_the_signal_in_a_failure(prefect_session, tmp_path, monkeypatch):

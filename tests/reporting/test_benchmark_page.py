@@ -138,8 +138,7 @@ def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed
 
 def test_the_caption_of_the_contests_states_over_what_the_intervals_are():
     caption = contests_table(BenchmarkResults(contests=CONTESTS)).caption
-    assert "over the answers" in caption
-    assert "no other seed" in caption
+    assert "over seeds and prompts" in caption
 
 
 def test_a_contest_without_answers_has_dashes():

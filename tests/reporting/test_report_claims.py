@@ -151,29 +151,29 @@ def test_the_clients_of_both_arms_are_paired():
     """Each client gains 0.1, so that every resample of the same clients does."""
     clients = {"a": 0.2, "b": 0.5, "c": 0.8}
     better = {name: value + 0.1 for name, value in clients.items()}
-    ours, our_units = by_client("summed", better, better)
-    theirs, their_units = by_client("summed", clients, clients)
+    ours, our_units = by_client("summed", *[better] * 3)
+    theirs, their_units = by_client("summed", *[clients] * 3)
     claim = {"arm": "A", "figure": "summed", "against": ["B"], "above": 0.0}
     (finding,) = check(claim, {"A": ours, "B": theirs}, units={"A": our_units, "B": their_units})
     assert finding.verdict == HOLDS
     assert (finding.low, finding.high) == pytest.approx((0.1, 0.1))
-    assert finding.drawn == "2 seeds x 3 clients, paired"
+    assert finding.drawn == "3 seeds x 3 clients, paired"
 
 
 def test_clients_of_other_names_are_not_paired():
     """The same numbers as above, of other clients: their difference is within what clients vary."""
-    ours, our_units = by_client("summed", *[{"a": 0.3, "b": 0.6, "c": 0.9}] * 2)
-    theirs, their_units = by_client("summed", *[{"x": 0.2, "y": 0.5, "z": 0.8}] * 2)
+    ours, our_units = by_client("summed", *[{"a": 0.3, "b": 0.6, "c": 0.9}] * 3)
+    theirs, their_units = by_client("summed", *[{"x": 0.2, "y": 0.5, "z": 0.8}] * 3)
     claim = {"arm": "A", "figure": "summed", "against": ["B"], "above": 0.0}
     (finding,) = check(claim, {"A": ours, "B": theirs}, units={"A": our_units, "B": their_units})
     assert finding.verdict == UNDECIDED
-    assert finding.drawn == "2 seeds x 3 clients, not paired"
+    assert finding.drawn == "3 seeds x 3 clients, not paired"
 
 
 def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
     """A set whose answers are all right adds half of the figure to every resample."""
     strata = {"boolq": {"1": 1.0}, "csqa": {"1": 1.0, "2": 0.0, "3": 0.0, "4": 1.0}}
-    units = {n: {"answer_accuracy": Units(QUESTIONS, strata)} for n in range(2)}
+    units = {n: {"answer_accuracy": Units(QUESTIONS, strata)} for n in range(3)}
     claim = {"arm": "A", "figure": "answer_accuracy", "above": 0.4}
     (finding,) = check(claim, {"A": {n: {"answer_accuracy": 0.75} for n in units}}, units={"A": units})
     assert finding.low == pytest.approx(0.5)
@@ -276,14 +276,31 @@ def test_a_claim_on_wins_leaves_ties_out():
 
 
 def test_wins_on_nearly_all_prompts_of_all_seeds_hold():
-    finding = check_contest({"above": 0.5}, {0: contest([WIN] * 9 + [TIE]), 1: contest([WIN] * 8 + [LOSS])})
+    seeds = [contest([WIN] * 9 + [TIE]), contest([WIN] * 8 + [LOSS]), contest([WIN] * 9)]
+    finding = check_contest({"above": 0.5}, dict(enumerate(seeds)))
     assert finding.verdict == HOLDS
     assert finding.low > 0.5
     assert finding.reason == ""
 
 
 def test_losses_on_nearly_all_prompts_fail():
-    assert check_contest({"above": 0.5}, {n: contest([LOSS] * 9 + [WIN]) for n in range(2)}).verdict == FAILS
+    assert check_contest({"above": 0.5}, {n: contest([LOSS] * 9 + [WIN]) for n in range(3)}).verdict == FAILS
+
+
+@pytest.mark.parametrize("verdict", [WIN, LOSS])
+def test_two_seeds_decide_nothing_but_counts(verdict):
+    finding = check_contest({"above": 0.5}, {n: contest([verdict] * 20) for n in range(2)})
+    assert (finding.verdict, finding.reason) == (UNDECIDED, "2 seeds")
+    assert finding.low is not None
+    figures, units = by_client("summed", *[{"a": 0.6, "b": 0.8}] * 2)
+    claim = {"arm": "A", "figure": "summed", "above": 0.5}
+    (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0, 1))
+    assert str(finding) == "undecided [0.600, 0.800] (2 seeds)"
+    (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0, 1, 2))
+    assert str(finding) == "undecided [0.600, 0.800] (2 of 3 seeds)"
+    figures = {"FIRM": {0: {"sent": 10.0}, 1: {"sent": 10.0}}}
+    (finding,) = check({"arm": "FIRM", "figure": "sent", "at_least": 0.0}, figures, seeds=(0, 1))
+    assert str(finding) == "holds [10.000, 10.000]"
 
 
 @pytest.mark.parametrize("limit", [{"above": 0.5}, {"at_least": 0.0}])
@@ -296,7 +313,7 @@ def test_0_wins_to_0_losses_are_undecided(verdicts, limit):
 
 @pytest.mark.parametrize(("wins", "verdict"), [(1, UNDECIDED), (4, UNDECIDED), (6, HOLDS)])
 def test_a_few_wins_to_0_losses_are_undecided(wins, verdict):
-    assert check_contest({"above": 0.5}, {n: contest([WIN] * wins) for n in range(2)}).verdict == verdict
+    assert check_contest({"above": 0.5}, {n: contest([WIN] * wins) for n in range(3)}).verdict == verdict
 
 
 def test_the_same_prompts_with_several_seeds_are_no_further_prompts():
@@ -307,14 +324,15 @@ def test_wins_by_length_alone_may_be_chance():
     """Of 18 longer answers 16 win, of 4 shorter ones one does."""
     verdicts = [WIN] * 16 + [LOSS] * 2 + [WIN] + [LOSS] * 3
     longer = contest(verdicts, ours=[9] * 18 + [1] * 4)
-    finding = check_contest({"above": 0.5}, {0: longer, 1: longer})
+    finding = check_contest({"above": 0.5}, dict.fromkeys(range(3), longer))
     assert finding.verdict == HOLDS
     assert finding.reason == MAY_BE_CHANCE
 
 
 def test_a_claim_against_several_arms_is_one_finding_each():
     claim = WINS | {"against": ["base policy", "FedDPO"], "above": 0.5}
-    findings = check(claim, contests={CONTEST: {0: contest([WIN] * 8 + [TIE]), 1: contest([WIN] * 9)}})
+    seeds = [contest([WIN] * 8 + [TIE]), contest([WIN] * 9), contest([WIN] * 9)]
+    findings = check(claim, contests={CONTEST: dict(enumerate(seeds))})
     assert [finding.verdict for finding in findings] == [HOLDS, UNDECIDED]
     assert str(findings[1]) == "undecided (not measured)"
 
