@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 # Without bytecode every process compiles torch, Prefect and MLflow again; empty is off, whatever the environment has.
 export PYTHONDONTWRITEBYTECODE :=
-# A file's tests share its fixtures, so they run in one process; tests/conftest.py puts the longest files first.
+# A file's tests share its fixtures, so they run in one process; tests/support/costs.py puts the longest files first.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
@@ -88,5 +88,5 @@ throughput: install  ## speed and memory of selector training at published shape
 	@$(BIN)/python -m perf throughput
 
 clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache build dist *.egg-info
-	find components flows tasks infra tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist *.egg-info
+	find components flows tasks infra perf tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -402,7 +402,11 @@ def name_and_method(path: Path) -> tuple[str, str]:
     Raises:
         RecipeError: the file has none.
     """
-    stored = STORED.match(path.read_text(encoding="utf-8", errors="replace"))
+    try:
+        stored = STORED.match(path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
     if stored is None:
         raise RecipeError(f"{path} is no recipe of a run: it names no method.")
-    return stored[1], stored[2]
+    name, method = (re.sub(r"^'(.*)'$", r"\1", text).replace("''", "'") for text in stored.groups())
+    return name, method

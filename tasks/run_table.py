@@ -34,7 +34,7 @@ class RunStatus(BaseModel):
     """A run in the table of runs."""
 
     run: str = Field(description="its id, by which it is shown and resumed")
-    recipe: str = Field(description="name of its recipe; `?` if it is of another version of the project")
+    recipe: str = Field(description="name of its recipe; `?` if its recipe.yaml cannot be read")
     method: str = Field(description="its federated method")
     state: str = Field(
         description="`finished`, `running: PHASE` or `stopped: PHASE`: the first phase that is not complete"

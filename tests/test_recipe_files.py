@@ -8,7 +8,14 @@ import yaml
 
 from components.config import RecipeError
 from components.config.loading import annotated_yaml, dump_yaml, merge, origin_of, read_yaml
-from components.recipes import RECIPES, find_recipe, load_recipe, load_with_origins
+from components.recipes import (
+    RECIPES,
+    dump_recipe,
+    find_recipe,
+    load_recipe,
+    load_with_origins,
+    name_and_method,
+)
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
@@ -236,3 +243,20 @@ def test_an_override_of_several_lines_is_refused_on_one_line():
         with pytest.raises(RecipeError, match=r"^override '.*\\n.*: (expected key|the value)") as error:
             load_recipe("debug", [override])
         assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["summarization/demo", "007", "2026-11-27", "no", "1e5", "O'Brien"])
+def test_the_name_and_the_method_of_a_stored_recipe_are_read_without_its_check(name, tmp_path):
+    stored = tmp_path / "recipe.yaml"
+    stored.write_text(dump_recipe(load_recipe("debug").model_copy(update={"name": name})), encoding="utf-8")
+    assert name_and_method(stored) == (name, "fedbis")
+
+
+def test_a_stored_recipe_that_is_missing_or_names_no_method_is_refused(tmp_path):
+    with pytest.raises(RecipeError, match="cannot be read"):
+        name_and_method(tmp_path / "recipe.yaml")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        name_and_method(tmp_path)
+    (tmp_path / "other.yaml").write_text("name: a\n")
+    with pytest.raises(RecipeError, match="names no method"):
+        name_and_method(tmp_path / "other.yaml")

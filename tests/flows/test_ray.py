@@ -122,7 +122,6 @@ def test_selectors_of_clients_on_ray_have_the_bytes_of_clients_on_threads(place,
     assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
 
 
-@pytest.mark.long
 def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
     place, head, private_on_threads
 ):
@@ -140,6 +139,7 @@ def test_selectors_on_nodes_that_do_not_see_the_run_folder_have_the_bytes_of_thr
 
 
 @needs_a_namespace
+@pytest.mark.long
 def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
     place, blind_head, private_on_threads
 ):
@@ -273,10 +273,9 @@ def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, token
     assert not (stopped.folder / "federation" / "result.json").exists()
 
 
-@needs_a_namespace
-def test_a_client_that_no_node_has_the_cores_for_is_refused(blind_head):
+def test_a_client_that_no_node_has_the_cores_for_is_refused(head):
     shutdown()
-    settings = [*on_ray(blind_head), "runtime.torch_threads=8", "runtime.cpu_workers=2"]
+    settings = [*on_ray(head), "runtime.torch_threads=8", "runtime.cpu_workers=2"]
     reason = r"a client has 4 threads .*, but the largest node of Ray offers 2 cores"
     with pytest.raises(RecipeError, match=reason):
         describe_places(load_recipe("debug", settings))
@@ -337,13 +336,12 @@ def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_sess
         ray_cluster.require_prefect_api(head.address)
 
 
-@needs_a_namespace
-def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(blind_head):
-    settings = [*on_ray(blind_head), "federation.clients_per_round=3", "runtime.torch_threads=1"]
+def test_a_check_says_how_many_clients_work_at_a_time_on_the_cluster(head):
+    settings = [*on_ray(head), "federation.clients_per_round=3", "runtime.torch_threads=1"]
     shutdown()
     clients, where = describe_places(load_recipe("debug", settings))
     assert clients == 2
-    assert where == f"Ray {blind_head.address} (1 node, 2 cores), with 1 core each"
+    assert where == f"Ray {head.address} (1 node, 2 cores), with 1 core each"
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The files of the long tier, and those that a change concerns: `python -m tests.support.long_tier [BASE]`.
 
 Prints the files of tests/long.yaml that changed since the commit BASE, or of which a source did. Without
-BASE, a change is all that was committed within four hours before the last commit. All files are printed
-where the history does not reach so far back.
+BASE, a change is all that was committed within four hours before the last commit; its first commit and the
+number of commits go to the standard error. All files are printed where the history does not reach so far.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGE = timedelta(hours=4)
+ALL = ("constraints.txt", "tests/conftest.py", "tests/support/pipeline.py")
+"""A change of these concerns all files."""
 
 
 class LongFile(TypedDict):
@@ -40,7 +42,7 @@ def concerned(changed: Collection[str]) -> list[str]:
     """The files of the long tier that are among changed files, or name one of them."""
     files = []
     for name, entry in long_files().items():
-        if any(fnmatch(path, pattern) for path in changed for pattern in (name, *entry["touched"])):
+        if any(fnmatch(path, pattern) for path in changed for pattern in (name, *ALL, *entry["touched"])):
             files.append(name)
     return files
 
@@ -55,7 +57,7 @@ def with_examples(names: Iterable[str], examples: Collection[str]) -> list[Param
 def git(*arguments: str) -> str:
     """Output of a git command in this checkout."""
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def main(base: str = "") -> None:
@@ -63,8 +65,16 @@ def main(base: str = "") -> None:
     if not base:
         last = int(git("log", "-1", "--format=%ct"))
         base = git("rev-list", "-1", f"--before={last - int(CHANGE.total_seconds())}", "HEAD")
-    files = concerned(git("diff", "--name-only", base, "HEAD").splitlines()) if base else long_files()
-    print("\n".join(files))
+    try:
+        count = git("rev-list", "--count", f"{base}..HEAD") if base else ""
+    except subprocess.CalledProcessError:
+        count = ""
+    if not count:
+        print(f"all long tests: the history here does not have {base or 'what was before'}", file=sys.stderr)
+        print("\n".join(long_files()))
+        return
+    print(f"the long tests that {count} commits since {base} concern", file=sys.stderr)
+    print("\n".join(concerned(git("diff", "--name-only", "--no-renames", base, "HEAD").splitlines())))
 
 
 if __name__ == "__main__":
