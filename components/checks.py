@@ -24,6 +24,7 @@ from components.models.backbone import (
     BackboneError,
     check_architecture,
     check_layers,
+    check_weights,
     is_local,
     load_tokenizer,
     read_model_config,
@@ -84,12 +85,8 @@ def check_models(recipe: Recipe) -> list[str]:
                 unread[use.backbone.name] = None
             continue
         _check_size(use, config)
-        if use.backbone.name in (EMBEDDED, TINY):
-            continue  # they fit, and importing transformers takes seconds
-        check_architecture(use.backbone.name, config)
-        tokenizer = load_tokenizer(use.backbone)
-        _check_special_tokens(use, config, tokenizer)
-        _check_used_tokens(use, config, tokenizer)
+        if use.backbone.name not in (EMBEDDED, TINY):  # they fit, and importing transformers takes seconds
+            _check_model(use, config)
     return list(unread)
 
 
@@ -150,6 +147,16 @@ def _check_size(use: ModelUse, config: Mapping[str, Any]) -> None:
             f"{use.key}.backbone '{use.backbone.name}' has {positions} positions, but its inputs have up to"
             f" {use.length} tokens ({use.settings}): lower these settings, or use another backbone."
         )
+
+
+def _check_model(use: ModelUse, config: Mapping[str, Any]) -> None:
+    """Refuse a kind of model, a tokenizer or files of weights that a run would fail with."""
+    check_architecture(use.backbone.name, config)
+    tokenizer = load_tokenizer(use.backbone)
+    _check_special_tokens(use, config, tokenizer)
+    _check_used_tokens(use, config, tokenizer)
+    if is_local(use.backbone.location):
+        check_weights(use.backbone)
 
 
 def _check_special_tokens(

@@ -1,9 +1,11 @@
 """`fed-rlhf check` finds models that a run would fail with, from their config.json and tokenizers."""
 
 import json
+import re
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from components.checks import model_uses
 from components.config import BackboneConfig
@@ -39,6 +41,52 @@ def test_a_model_that_fits_is_accepted(model):
     result = fed_rlhf("check", "debug", f"policy.backbone.name={model}", f"selector.backbone.name={model}")
     assert result.exit_code == 0
     assert "debug: the recipe is valid" in result.stdout
+
+
+def rename_weights(model, rename):
+    """Give the weights of a model other names; None leaves one out."""
+    path = model / "model.safetensors"
+    weights = {name: tensor for old, tensor in load_file(path).items() if (name := rename(old))}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def without(part):
+    return lambda name: None if part in name else name
+
+
+WITHOUT = {
+    "a prefix": (lambda name: f"_orig_mod.{name}", r"lack \d+ .* have \d+ .* such as _orig_mod"),
+    "a layer": (without("layers.1."), "lack 9 of its weights, such as model.layers.1."),
+    "an embedding": (without("embed"), "lack 2 of its weights"),
+    "one weight": (without("1.mlp.up_proj"), r"lack 1 of its weights, such as \S+up_proj.weight. They"),
+    "a name": (lambda name: name.replace("self_attn", "attention"), r"lack 8 .* such as \S+attention"),
+}
+
+
+@pytest.mark.parametrize(("rename", "words"), WITHOUT.values(), ids=WITHOUT)
+def test_a_model_whose_files_lack_weights_is_refused_by_check_and_when_it_is_loaded(model, rename, words):
+    rename_weights(model, rename)
+    error = check(model)
+    assert re.search(f"'{model}': its files {words}", error), error
+    assert len(error.strip().splitlines()) == 1
+    with pytest.raises(BackboneError, match=words):
+        load_backbone(BackboneConfig(name=str(model)), "cpu")
+
+
+def test_weights_of_layers_that_a_recipe_leaves_out_may_be_missing(model):
+    rename_weights(model, lambda name: name if "layers.1." not in name else None)
+    layers = ["policy.backbone.layers=1", "selector.backbone.layers=1"]
+    names = [f"policy.backbone.name={model}", f"selector.backbone.name={model}"]
+    result = fed_rlhf("check", "debug", *names, *layers)
+    assert result.exit_code == 0, result.output
+    assert load_backbone(BackboneConfig(name=str(model), layers=1), "cpu").config.num_hidden_layers == 1
+
+
+def test_weights_of_another_shape_or_a_damaged_file_are_refused(model):
+    edit(model / "config.json", intermediate_size=48)
+    assert f"backbone '{model}' (revision main) could not be loaded" in check(model)
+    (model / "model.safetensors").write_bytes(b"no weights")
+    assert f"backbone '{model}' (revision main) could not be loaded" in check(model)
 
 
 def test_a_pad_token_beyond_the_embedding_is_refused(model):

@@ -231,15 +231,17 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
         dtype = choose_dtype(config.dtype, device)
         if config.device_map is not None:
             placement["device_map"] = offload.place_modules(config, model_config, dtype, device)
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=model_config,
             revision=revision,
             dtype=dtype,
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
             **placement,
         )
+        model, loading = loaded
     except (OSError, ConnectionError) as error:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: "
@@ -253,6 +255,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             f"layers of backbone '{config.name}' ({model_config.model_type}) cannot stay on disk, because"
             " transformers converts its weights while it loads them: leave 'disk' out of device_map."
         ) from None
+    require_weights(f"backbone '{config.name}'", loading)
     model = model.requires_grad_(False).eval()
     if config.device_map is not None:
         offload.prepare_offloaded(model)
@@ -260,6 +263,58 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
         model = model.to(device)
     use_onednn(model)
     return cast("PreTrainedModel", model)
+
+
+def check_weights(config: BackboneConfig) -> None:
+    """Refuse a backbone that lacks weights, by the headers of its files here; no weight is read.
+
+    Raises:
+        BackboneError: names a weight that is missing, or why the files cannot be read.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    disable_transformers_progress_bars()
+    source, revision = fetch_backbone(config.location), config.revision or "main"
+    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False, "local_files_only": True}
+    model_config = AutoConfig.from_pretrained(source, **options)
+    truncate_layers(model_config, config)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=model_config,
+            use_safetensors=True,
+            output_loading_info=True,
+            device_map={"": "meta"},
+            **options,
+        )
+    except (OSError, RuntimeError, ValueError, ImportError, SafetensorError) as error:
+        raise BackboneError(
+            f"backbone '{config.name}' (revision {revision}) could not be loaded: {first_line(error)}"
+        ) from None
+    _, loading = loaded
+    require_weights(f"backbone '{config.name}'", loading)
+
+
+def require_weights(model: str, loading: Mapping[str, Any]) -> None:
+    """Refuse a model that transformers has completed with random weights.
+
+    Args:
+        model: its name in a sentence.
+        loading: the loading info of from_pretrained. Further weights of the files are not used, such as those
+            of layers that a recipe leaves out.
+
+    Raises:
+        BackboneError: names the first missing weight, and the first one that the files have instead.
+    """
+    missing, others = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
+    if missing:
+        found = f" and have {len(others)} that it does not use, such as {others[0]}" if others else ""
+        raise BackboneError(
+            f"{model}: its files lack {len(missing)} of its weights, such as {missing[0]}{found}. They would"
+            " be random: save the whole model again by save_pretrained, under the names that transformers has"
+            " for them."
+        )
 
 
 def check_architecture(name: str, config: Mapping[str, Any]) -> None:

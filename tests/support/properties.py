@@ -22,7 +22,10 @@ T = TypeVar("T")
 LIMIT = 20
 """Seconds of the processor that an input may take."""
 EXAMPLES = int(os.environ.get("FED_RLHF_EXAMPLES", "0"))
-"""Inputs that the long tier tries of each property; without it, the same few are tried each time."""
+"""Inputs that the long tier tries of each property; without it, the same few are tried each time.
+
+They are others each time, unless FED_RLHF_SAME_INPUTS is set, as in CI, where a change alone should fail.
+"""
 TIER = [pytest.mark.long] if EXAMPLES else []
 """The marks of a module of properties."""
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "recipe"
@@ -31,7 +34,7 @@ NO_SENTENCE = re.compile(r"Traceback|pydantic|<class |object at 0x|For further i
 PROPERTY = settings(
     max_examples=EXAMPLES or 40,
     deadline=None,
-    derandomize=not EXAMPLES,
+    derandomize=not EXAMPLES or "FED_RLHF_SAME_INPUTS" in os.environ,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

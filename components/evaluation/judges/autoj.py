@@ -37,7 +37,13 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.autoj_verdict import parse_autoj
 from components.evaluation.judges.judge import Judge, JudgeError, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
-from components.models.backbone import fetch_backbone, first_line, load_backbone, load_tokenizer
+from components.models.backbone import (
+    fetch_backbone,
+    first_line,
+    load_backbone,
+    load_tokenizer,
+    require_weights,
+)
 from components.models.chat import ChatEndpoint, read_key
 from components.models.chat_template import ChatTemplate, reads_clock
 from components.models.generation import GenerationSettings, find_stop_ids, generate_completions
@@ -353,19 +359,22 @@ def _load_quantized(options: AutoJSection, device: str) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             options.location,
             revision=options.revision or "main",
             dtype="float16" if device.startswith("cuda") else "float32",
             device_map={"": device},
             trust_remote_code=False,
             use_safetensors=True,
+            output_loading_info=True,
         )
+        model, loading = loaded
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise JudgeError(
             f"the judge's quantized model '{options.model}' could not be loaded on {device}:"
             f" {first_line(error)}"
         ) from None
+    require_weights(f"the judge's model '{options.model}'", loading)
     return cast("PreTrainedModel", model.requires_grad_(False).eval())
 
 
