@@ -45,11 +45,14 @@ def test_a_signal_whose_exception_is_dropped_in_a_finalizer_stops_the_runs(stops
 
 @pytest.mark.parametrize("number", stopping.SIGNALS)
 def test_a_signal_stops_the_runs_and_has_its_earlier_handler_afterwards(stops, number):
-    before = signal.getsignal(number)
-    with stopping.stopping_on_signals(lambda: None):
-        signal.raise_signal(number)
-        assert stops.get(timeout=10) == 128 + number
-    assert signal.getsignal(number) is before
+    before = signal.signal(number, signal.SIG_DFL)  # it is ignored where the tests run under nohup
+    try:
+        with stopping.stopping_on_signals(lambda: None):
+            signal.raise_signal(number)
+            assert stops.get(timeout=10) == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_hangup_that_is_ignored_as_under_nohup_stays_ignored(stops):
@@ -68,8 +71,12 @@ def test_a_signal_that_the_system_repeats_does_not_end_the_process_before_the_ru
 ):
     monkeypatch.setattr(stopping, "STOPPING", threading.Lock())
     monkeypatch.setattr(os, "_exit", lambda status: pytest.fail("ended at once"))
-    with stopping.stopping_on_signals(lambda: None), stopping.STOPPING:
-        signal.raise_signal(number)
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with stopping.stopping_on_signals(lambda: None), stopping.STOPPING:
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, before)
     assert stops.empty()
 
 
