@@ -32,9 +32,9 @@ PLAN = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory, fill_home):
+def home(tmp_path_factory):
     """A home of the project in which `fed-rlhf up` has started its servers, on ports of their own."""
-    folder = fill_home(tmp_path_factory.mktemp("up"))
+    folder = tmp_path_factory.mktemp("up")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("PREFECT_", "MLFLOW_", "FED_RLHF_"))]:
             patch.delenv(name)
