@@ -8,6 +8,9 @@ that an artifact of the earlier code is not taken for one of the present code.
 ROUNDS = 5
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
+SAME_TEXT = 2
+"""When two texts of a data set are the same (components/data/same_text.py); a preparation's report has it."""
+
 SELECTOR_JUDGE = 5
 """Selectors that are trained as judges (components/evaluation/judges/selector_judge.py)."""
 

@@ -118,7 +118,8 @@ class DataConfig(Section):
     """With the sources jsonl, parquet and csv, names of columns in the file, by their names here:
     {prompt: question, chosen: better}."""
     column_clients: (
-        dict[Annotated[PlainName, Field(min_length=1)], Annotated[list[str], Field(min_length=1)]] | None
+        dict[Annotated[PlainName, Field(min_length=1)], Annotated[list[PlainName], Field(min_length=1)]]
+        | None
     ) = Field(None, min_length=1)
     """By client, the values of data.column whose pairs it owns. Pairs with other values are left
     out. null: each value is a client of that name."""

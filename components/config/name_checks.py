@@ -42,8 +42,16 @@ def check_visible(text: str) -> str:
     return text
 
 
+def composed(text: str) -> str:
+    """A text in Unicode's composed form (NFC): an accent is a part of its letter, however it was typed."""
+    return unicodedata.normalize("NFC", text)
+
+
 def check_name(name: str) -> str:
-    """As check_visible, for the name of a client or the like: without lines or white space around it."""
+    """The name of a client or the like in its composed form (NFC), by which names are compared.
+
+    It is refused as check_visible does, and where it has lines, or white space around it.
+    """
     if len(name) > MAX_NAME:
         raise ValueError(f"has {len(name):,} characters, but a name has at most {MAX_NAME:,}: shorten it")
     for character in "\n\t":
@@ -54,7 +62,7 @@ def check_name(name: str) -> str:
             )
     if name.strip() and name != name.strip():
         raise ValueError(f"is {name[:40]!r}, with white space around it: remove it")
-    return check_visible(name)
+    return composed(check_visible(name))
 
 
 def _is_spelling(text: str, position: int) -> bool:

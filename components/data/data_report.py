@@ -87,7 +87,7 @@ class RepeatCounts(_Frozen):
     """Pairs of the source that repeat or contradict others of the same owner, where owners are known."""
 
     duplicates: int = 0  # equal to an earlier one
-    normalized: int = 0  # equal to an earlier one up to Unicode normalization (NFKC), and not otherwise
+    normalized: int = 0  # the same texts as an earlier one (same_text.py), and not equal
     contradictory: int = 0  # those whose completions the same owner prefers the other way round too
 
 
@@ -136,6 +136,7 @@ class PreparationReport(_Frozen):
     expectations: ValidationSummary
     warnings: list[str] = Field(default_factory=list)  # what may be wrong with the data, as sentences
     repeats: RepeatCounts = RepeatCounts()
+    same_text: int = 1  # version of the key of texts, by which prompts were split (versions.SAME_TEXT)
     equal_completions: list[EqualCompletions] = Field(default_factory=list)  # by model that trains on pairs
     margins: MarginSummary | None = None  # None where there are no pairs of thoughts
 

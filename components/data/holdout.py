@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from components.data.records import DataError, Pair, Prompt, SourceData
-from components.data.splits import normal, position
+from components.data.same_text import same_text
+from components.data.splits import position
 from components.seeding import generator
 
 MIN_OWNERS = 10
@@ -46,7 +47,7 @@ def hold_out(
     """
     judged, remaining = _reserve_for_judge(pairs, shares.judge, seed)
     # The clients may have a prompt that the judge has seen, but the server does not align on it.
-    seen = {normal(pair.prompt) for pair in judged}
+    seen = {same_text(pair.prompt) for pair in judged}
     aligned = [_aligned(pair, shares.align, seen, seed) for pair in remaining]
     own = [pair for pair, reserved in zip(remaining, aligned, strict=True) if not reserved]
     if not any(pair.split == "train" for pair in own):
@@ -85,16 +86,16 @@ def _aligned(pair: Pair, share: float, seen: set[str], seed: int) -> bool:
     return (
         pair.split == "train"
         and position(seed, "align", pair.split_group) < share
-        and normal(pair.prompt) not in seen
+        and same_text(pair.prompt) not in seen
     )
 
 
 def evaluation_prompts(pairs: Iterable[Pair]) -> list[Prompt]:
     """The prompts of the test pairs, with their distinct chosen completions as human answers."""
-    answers: dict[str, list[str]] = {}
+    prompts: dict[str, Prompt] = {}
     for pair in pairs:
         if pair.split == "test":
-            known = answers.setdefault(pair.prompt, [])
-            if pair.chosen not in known:
-                known.append(pair.chosen)
-    return [Prompt(prompt, known, "test") for prompt, known in answers.items()]
+            known = prompts.setdefault(same_text(pair.prompt), Prompt(pair.prompt, [], "test"))
+            if pair.chosen not in known.references:
+                known.references.append(pair.chosen)
+    return list(prompts.values())

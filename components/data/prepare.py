@@ -29,12 +29,13 @@ from components.data.lengths import TOO_LONG, drop_long
 from components.data.pairs import client_pairs, with_trees
 from components.data.prompts import server_prompts
 from components.data.records import SPLITS, DataError, SourceData
-from components.data.repeats import count_repeats, repeat_warnings
+from components.data.repeats import alike_warnings, count_repeats, repeat_warnings
 from components.data.sources import load
 from components.data.splits import with_groups, with_splits
 from components.data.tables import pairs_frame, write_table
 from components.data.validation import Limits, validate
 from components.io import replaced_folder
+from components.versions import SAME_TEXT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +137,12 @@ def assemble(data: DataConfig, seed: int) -> DataSet:
         _client_counts(pairs, clients, true_clusters),
         counts,
         summaries,
-        (*source.warnings, *repeat_warnings(repeats)),
+        (
+            *source.warnings,
+            *repeat_warnings(repeats),
+            *alike_warnings("clients", clients),
+            *alike_warnings("domains", pairs["domain"].dropna().unique()),
+        ),
         repeats,
     )
 
@@ -186,6 +192,7 @@ def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationRe
         expectations=expectations,
         warnings=[*data_set.warnings, *expectations.warnings],
         repeats=repeats,
+        same_text=SAME_TEXT,
         margins=_margins(pairs, judge),
     )
 

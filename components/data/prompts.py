@@ -2,8 +2,8 @@
 
 A recipe may take the prompts to align on and those to evaluate on from other data sets
 (data.align_prompts, data.test_prompts; FedBiscuit table 5 and section 7.1 do so for QA). Such data
-sets are not separated from the pairs, so it is done here. Prompts are the same if they differ only
-in case and white space.
+sets are not separated from the pairs, so it is done here. Prompts are the same if they are
+the same text (same_text.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from components.config import DataConfig, PromptsConfig
 from components.data.data_report import PromptSummary
 from components.data.lengths import TOO_LONG, drop_long
 from components.data.records import DataError, Prompt
+from components.data.same_text import same_text
 from components.data.sources import load_prompts
-from components.data.splits import normal
 from components.data.tables import prompts_frame
 from components.seeding import generator
 
@@ -51,8 +51,8 @@ def server_prompts(
 
     if data.test_prompts is None and data.align_prompts is None:
         return prompts_frame(own, data.source), {}
-    forbidden = {normal(prompt) for prompt, split in known if split != "test"}
-    in_pairs = {normal(prompt) for prompt, _ in known}
+    forbidden = {same_text(prompt) for prompt, split in known if split != "test"}
+    in_pairs = {same_text(prompt) for prompt, _ in known}
     frames: dict[str, pd.DataFrame] = {}
     summaries: dict[str, PromptSummary] = {}
     for split, section in (("test", data.test_prompts), ("align", data.align_prompts)):
@@ -64,7 +64,7 @@ def server_prompts(
         else:
             rows, summaries[split] = _other_prompts(section, split, forbidden, data, seed)
         frames[split] = prompts_frame(rows, section.source if section else data.source)
-        forbidden |= in_pairs | {normal(row.prompt) for row in rows}
+        forbidden |= in_pairs | {same_text(row.prompt) for row in rows}
     return pd.concat([frames["align"], frames["test"]], ignore_index=True), summaries
 
 
@@ -95,7 +95,7 @@ def _choose(
     prompts: Sequence[Prompt], limit: int | None, split: str, forbidden: Collection[str], seed: int
 ) -> tuple[list[Prompt], dict[str, int]]:
     """At most `limit` prompts that are not forbidden, and the number of others, by reason."""
-    rows = [row for row in prompts if normal(row.prompt) not in forbidden]
+    rows = [row for row in prompts if same_text(row.prompt) not in forbidden]
     left_out = Counter({REASONS[split]: len(prompts) - len(rows)})
     if limit is not None and len(rows) > limit:
         left_out["over max_prompts"] = len(rows) - limit

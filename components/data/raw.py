@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_a
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from components.config.name_checks import check_name, check_visible
+from components.config.name_checks import check_name, check_visible, composed
 from components.data.records import DataError
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ Label = Annotated[Text, AfterValidator(check_name)]
 Name = Annotated[Label, AfterValidator(_not_blank)]
 """A name that must not be empty."""
 
-Key = Annotated[Text, AfterValidator(check_visible)]
+Key = Annotated[Text, AfterValidator(check_visible), AfterValidator(composed)]
 """What rows have in common, such as a question; null is empty."""
 
 AS_TEXT = BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw)

@@ -1,13 +1,13 @@
-"""Pairs that an owner gives several times, or contradicts."""
+"""Pairs that an owner gives several times, or contradicts, and names that look alike."""
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from components.data.data_report import RepeatCounts
 from components.data.records import TEXTS
+from components.data.same_text import same_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,9 @@ def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:
     import pandas as pd
 
     own = pd.concat([frame[["client_id", *TEXTS]] for frame in frames], ignore_index=True)
-    normal = own.assign(**{name: own[name].map(_normalized) for name in TEXTS})
+    normal = own.assign(**{name: own[name].map(same_text) for name in TEXTS})
+    alike = normal["chosen"] == normal["rejected"]  # such a pair prefers a spelling
+    normal.loc[alike, ["chosen", "rejected"]] = own.loc[alike, ["chosen", "rejected"]]
     given = set(normal.itertuples(index=False, name=None))
     duplicates = own.duplicated()
     return RepeatCounts(
@@ -42,7 +44,7 @@ def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
         yield f"pairs that repeat an earlier one of the same owner: {counts.duplicates:,}; {weigh}."
     if counts.normalized:
         yield (
-            "pairs that repeat an earlier one of the same owner in other code points (Unicode NFKC):"
+            "pairs that repeat an earlier one of the same owner in other case, white space or code points:"
             f" {counts.normalized:,}; {weigh}."
         )
     if counts.contradictory:
@@ -52,5 +54,15 @@ def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
         )
 
 
-def _normalized(text: str) -> str:
-    return unicodedata.normalize("NFKC", text)
+def alike_warnings(kind: str, names: Iterable[str]) -> Iterator[str]:
+    """A sentence where names are the same text (same_text), such as two ids of one owner."""
+    spellings: dict[str, set[str]] = {}
+    for name in names:
+        spellings.setdefault(same_text(name), set()).add(name)
+    alike = sorted(sorted(own) for own in spellings.values() if len(own) > 1)
+    if alike:
+        yield (
+            f"{kind} that differ only in case, white space or code points: {sum(map(len, alike)):,}, such as"
+            f" {alike[0][0]!r} and {alike[0][1]!r}; each counts as one of its own, so write one name where it"
+            " is one."
+        )

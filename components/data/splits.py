@@ -4,8 +4,8 @@ Whether a prompt (or a group of prompts) is held out is a hash of the seed and t
 it is the same for every client that judged it, whatever the order of the rows and whatever else is
 in the file.
 
-Prompts that differ only in case and white space are one prompt. Where a data set spells one in
-several ways, the smallest of the spellings is hashed; a single spelling is hashed as it is.
+Prompts that are the same text (same_text.py) are one prompt. Where a data set spells one in several
+ways, the smallest of the spellings is hashed; a single spelling is hashed as it is.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ from itertools import chain
 
 from components.config import DataConfig
 from components.data.records import SPLITS, Pair
+from components.data.same_text import same_text
 from components.seeding import derive, generator
-
-
-def normal(prompt: str) -> str:
-    """A key that is equal for prompts that differ only in case and white space."""
-    return " ".join(prompt.split()).casefold()
 
 
 def one_spelling(prompts: Iterable[str]) -> dict[str, str]:
@@ -30,9 +26,9 @@ def one_spelling(prompts: Iterable[str]) -> dict[str, str]:
     unique = set(prompts)
     smallest: dict[str, str] = {}
     for prompt in unique:
-        key = normal(prompt)
+        key = same_text(prompt)
         smallest[key] = min(prompt, smallest.get(key, prompt))
-    return {prompt: smallest[normal(prompt)] for prompt in unique}
+    return {prompt: smallest[same_text(prompt)] for prompt in unique}
 
 
 def connected(pairs: Sequence[Pair]) -> list[int]:
@@ -44,11 +40,11 @@ def connected(pairs: Sequence[Pair]) -> list[int]:
 
     sets = UnionFind()
     for pair in pairs:
-        keys = [("prompt", normal(pair.prompt))]
+        keys = [("prompt", same_text(pair.prompt))]
         keys += [("group", pair.group)] if pair.group else []
         sets.union(*keys)
     numbers: dict[tuple[str, str], int] = {}
-    return [numbers.setdefault(sets["prompt", normal(pair.prompt)], len(numbers)) for pair in pairs]
+    return [numbers.setdefault(sets["prompt", same_text(pair.prompt)], len(numbers)) for pair in pairs]
 
 
 def connection_warning(pairs: Sequence[Pair]) -> str:
@@ -60,7 +56,7 @@ def connection_warning(pairs: Sequence[Pair]) -> str:
     groups: dict[str, set[str]] = {}
     for number, pair in zip(components, pairs, strict=True):
         if number == largest and pair.group:
-            groups.setdefault(normal(pair.prompt), set()).add(pair.group)
+            groups.setdefault(same_text(pair.prompt), set()).add(pair.group)
     most = max(map(len, groups.values()), default=0)
     if most < 2:
         return ""
@@ -119,7 +115,7 @@ def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: in
     """Assign splits to pairs, and drop training pairs whose prompt is in the test split too.
 
     An existing split of validation or test stays; others are drawn by group, or prompt. Prompts are
-    the same if they differ only in case and white space.
+    the same if same_text says so.
 
     Args:
         by_split: pairs of 'train', and of 'validation' and 'test' if they exist.

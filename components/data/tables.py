@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.data.records import OPTIONAL_COLUMNS, PAIR_COLUMNS, PROMPT_COLUMNS, Pair, Prompt, pair_id
+from components.data.same_text import same_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,10 +39,10 @@ def pairs_frame(pairs: Sequence[Pair], source: str) -> pd.DataFrame:
 
 
 def unique_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The prompts without those that equal an earlier one."""
+    """The prompts without those that are the same text as an earlier one."""
     first: dict[str, Prompt] = {}
     for row in prompts:
-        first.setdefault(row.prompt, row)
+        first.setdefault(same_text(row.prompt), row)
     return list(first.values())
 
 

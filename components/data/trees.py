@@ -30,7 +30,7 @@ from components.config.name_checks import check_name
 from components.data.questions import pooled
 from components.data.records import TEXTS, DataError, Pair
 from components.data.rows import normalize_line_ends
-from components.data.splits import normal
+from components.data.same_text import same_text
 from components.data.templates import Template, names
 from components.data.templates import load as load_template
 from components.io import write_atomically
@@ -72,7 +72,7 @@ _TREE = TypeAdapter(Tree)
 def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[Pair], dict[str, int]]:
     """Make the pairs of a file or folder of trees, each owned by its question set.
 
-    Trees whose questions differ only in case and white space, or are equal in two sets of a pool,
+    Trees whose questions are the same text (same_text), or are equal in two sets of a pool,
     are one group.
 
     Args:
@@ -116,7 +116,7 @@ def _question_groups(trees: Mapping[str, Tree]) -> dict[str, str]:
     """The group of each tree: the first id, in sorted order, of the same question."""
     group_of: dict[str | tuple[str, str], str] = {}
     for name in sorted(trees):
-        keys = (normal(trees[name].question), pooled(name))
+        keys = (same_text(trees[name].question), pooled(name))
         group = next((group_of[key] for key in keys if key in group_of), name)
         group_of |= dict.fromkeys(keys, group)
     return {name: group_of[pooled(name)] for name in trees}

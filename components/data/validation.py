@@ -1,6 +1,6 @@
 """The checks of prepared data, before anything trains on them.
 
-Prompts are the same if they differ only in case and white space. Label balance: the learner shows
+Prompts are the same if they are the same text (same_text.py). Label balance: the learner shows
 each pair in both orders, so A and B are balanced there by construction; the data set itself can be
 unbalanced. Two shares are checked, if at least 50 pairs determine them:
 
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from components.data.data_report import ExpectationOutcome, ValidationSummary
 from components.data.records import DataError
-from components.data.splits import normal
+from components.data.same_text import same_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,9 +113,9 @@ def _frames(tables: Mapping[str, pd.DataFrame], limits: Limits) -> dict[str, pd.
     pairs["chosen_is_first"] = pd.Series(first, dtype="float64").where(pairs["chosen_differs"])
     frames = {"pairs": pairs, "prompts": tables["prompts"].copy()}
     known = pd.concat([frame[["prompt", "split"]] for frame in frames.values()])
-    splits = known.groupby(known["prompt"].map(normal, na_action="ignore"))["split"].nunique()
+    splits = known.groupby(known["prompt"].map(same_text, na_action="ignore"))["split"].nunique()
     for frame in frames.values():
-        counts = frame["prompt"].map(normal, na_action="ignore").map(splits)
+        counts = frame["prompt"].map(same_text, na_action="ignore").map(splits)
         frame["prompt_in_one_split"] = counts.fillna(1) <= 1
     return frames
 

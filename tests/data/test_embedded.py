@@ -10,9 +10,9 @@ import pytest
 from components.config import DataConfig, RecipeError
 from components.data import sources
 from components.data.records import DataError
+from components.data.same_text import same_text
 from components.data.sources import aclsum, chitchat
 from components.data.sources.detokenize import detokenize, is_sentence
-from components.data.splits import normal
 from tests.support.sources import data_config
 
 
@@ -202,7 +202,7 @@ def test_a_reply_to_a_prompt_that_came_up_in_other_case_is_left_out(talks, tmp_p
     (tmp_path / "dataset.json").write_text(json.dumps(cased))
     replies = chitchat.read_replies(4, 4, 100)
     pairs = pairs_of_all(replies)
-    prompts = [normal(pair.prompt) for pair in pairs]
+    prompts = [same_text(pair.prompt) for pair in pairs]
     assert any(reply.repeated_prompt for reply in replies)
     assert len(prompts) == len(set(prompts)) > 30
     assert Counter(pair.chosen for pair in pairs) == Counter(pair.rejected for pair in pairs)
@@ -227,7 +227,7 @@ def test_the_real_conversations_give_clients_judges_and_prompts_of_different_peo
     assert all(len(s) == 1 for s in splits.values())
     splits_by_prompt = defaultdict(set)
     for row in (*data.pairs, *data.judge, *data.prompts):
-        splits_by_prompt[normal(row.prompt)].add(row.split)
+        splits_by_prompt[same_text(row.prompt)].add(row.split)
     assert all(len(s) == 1 for s in splits_by_prompt.values())
     assert min(Counter(row.client_id for row in data.pairs).values()) >= 20
 

@@ -9,7 +9,8 @@ from components.config import DataConfig
 from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError, read_clients
-from components.data.splits import assign, normal, sample
+from components.data.same_text import same_text
+from components.data.splits import assign, sample
 from tests.support.sources import WHOLE, WHOLE_FILE, data_config, prepared_rows, write_jsonl
 
 
@@ -175,11 +176,11 @@ def test_groups_of_two_sources_are_distinct_unless_they_are_the_prompt(tmp_path)
     ]
     data = sources.load(mixture(*parts), 0)
     assert {r.group for r in data.pairs if r.client_id == "a"} - {"SHARED?"} == {f"a/g{i}" for i in range(20)}
-    assert {r.group for r in data.pairs if normal(r.prompt) == "shared?"} == {"SHARED?"}
+    assert {r.group for r in data.pairs if same_text(r.prompt) == "shared?"} == {"SHARED?"}
     prepare(mixture(*parts, partition="iid", clients=4), 0, tmp_path / "data")
     owners = defaultdict(set)
     for row in prepared_rows(tmp_path / "data"):
-        owners[normal(row["prompt"])].add(row["client_id"])
+        owners[same_text(row["prompt"])].add(row["client_id"])
     assert all(len(clients) == 1 for clients in owners.values())
 
 

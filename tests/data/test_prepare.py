@@ -13,7 +13,8 @@ from components.data import sources
 from components.data.data_report import read_report
 from components.data.prepare import prepare
 from components.data.records import DataError, Pair, read_clients, read_rows
-from components.data.splits import assign, grouped, normal, one_spelling
+from components.data.same_text import same_text
+from components.data.splits import assign, grouped, one_spelling
 from components.data.validation import Limits, validate
 from tests.support.sources import prepared_rows
 
@@ -96,7 +97,7 @@ def test_prompts_that_differ_in_case_and_white_space_only_are_in_one_split_and_o
     clients = defaultdict(set)
     for name in ("pairs", "judge", "prompts"):
         for row in prepared_rows(tmp_path / "data", name):
-            key = normal(row["prompt"])
+            key = same_text(row["prompt"])
             spellings[key].add(row["prompt"])
             splits[key].add(row["split"])
             if name == "pairs":
@@ -167,7 +168,7 @@ def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path
     )
     splits = defaultdict(set)
     for row in (*prepared_rows(tmp_path / "data"), *prepared_rows(tmp_path / "data", "judge")):
-        splits[normal(row["prompt"])].add(row["split"])
+        splits[same_text(row["prompt"])].add(row["split"])
     assert len(splits) == 60
     assert all(len(s) == 1 for s in splits.values())
 

@@ -28,6 +28,11 @@ def test_repeats_and_contradictions_of_one_owner_are_counted():
     assert counts == RepeatCounts(duplicates=2, normalized=1, contradictory=5)
 
 
+def test_a_pair_that_prefers_a_spelling_is_no_repeat_of_its_contradiction():
+    counts = count_repeats(frame(("a", "p", "Yes.", "yes."), ("a", "P", "yes.", "Yes.")))
+    assert counts == RepeatCounts(contradictory=2)
+
+
 def test_each_count_is_a_sentence():
     found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3)))
     assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3]

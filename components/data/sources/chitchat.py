@@ -24,8 +24,9 @@ from pydantic import Field
 
 from components.config import DataConfig
 from components.data.records import DataError, Pair, Prompt, SourceData
+from components.data.same_text import same_text
 from components.data.sources.source import Source
-from components.data.splits import assign, normal
+from components.data.splits import assign
 from components.seeding import generator
 
 
@@ -167,7 +168,7 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[ChitchatRep
             prompt = _prompt(question, person, spoken[max(0, i - turns) : i])
             if not min_words <= len(text.split()) <= max_words or prompt in prompts:
                 continue
-            key = normal(prompt)
+            key = same_text(prompt)
             replies.append(
                 ChitchatReply(prompt, text, person, question or "no question", conversation, key in keys)
             )

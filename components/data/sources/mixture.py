@@ -37,9 +37,10 @@ from components.config import DataConfig, InputFile, Section
 from components.config.data import AnySource, AnySourceOptions, SourceOptions
 from components.config.name_checks import PlainName
 from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
+from components.data.same_text import same_text
 from components.data.sources.own_files import FileSource
 from components.data.sources.source import Source, load
-from components.data.splits import normal, sample, with_groups, with_splits
+from components.data.splits import sample, with_groups, with_splits
 
 NAME = "mixture"
 
@@ -211,7 +212,7 @@ def _limit(pairs: list[Pair], limits: int | SplitLimits | None, seed: int) -> li
 
 def _part_pair(pair: Pair, part: PartConfig) -> Pair:
     """A pair of a source, with a group only if it is not the prompt in some spelling."""
-    own_group = pair.group and normal(pair.group) != normal(pair.prompt)
+    own_group = pair.group and same_text(pair.group) != same_text(pair.prompt)
     return replace(
         pair,
         source=pair.source or part.source,
@@ -227,7 +228,7 @@ def _split_of_prompt(parts: Iterable[SourceData]) -> dict[str, str]:
         rows: list[Pair | Prompt] = [*part.pairs, *part.judge]
         rows += [row for row in part.prompts if row.split == "test"]
         for row in rows:
-            key = normal(row.prompt)
+            key = same_text(row.prompt)
             splits[key] = max(row.split, splits.get(key, "train"), key=SPLITS.index)
     return splits
 
@@ -236,7 +237,7 @@ def _consistent(
     name: str, pairs: Sequence[Pair], splits: Mapping[str, str], dropped: Counter[str]
 ) -> list[Pair]:
     """The pairs of a source whose prompt is not held out in another one; counts the others."""
-    kept = [pair for pair in pairs if pair.split == splits[normal(pair.prompt)]]
+    kept = [pair for pair in pairs if pair.split == splits[same_text(pair.prompt)]]
     dropped += Counter({f"{name}: prompt held out in another source": len(pairs) - len(kept)})
     return kept
 
@@ -248,7 +249,7 @@ def _merge_prompts(prompts: Iterable[Prompt], splits: Mapping[str, str]) -> list
     """
     merged: dict[str, Prompt] = {}
     for row in prompts:
-        key = normal(row.prompt)
+        key = same_text(row.prompt)
         if row.split == "test" or key not in splits:
             known = merged.setdefault(key, Prompt(row.prompt, [], row.split)).references
             known += [text for text in row.references if text not in known]

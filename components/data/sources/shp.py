@@ -37,8 +37,9 @@ from components.data.holdout import JUDGE, evaluation_prompts
 from components.data.raw import BareText, Name, RawRow, collect, one_of
 from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
 from components.data.rows import RawRows, from_folder, from_hub
+from components.data.same_text import same_text
 from components.data.sources.source import Source
-from components.data.splits import normal, position
+from components.data.splits import position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -219,7 +220,7 @@ def one_split_per_question(
     """Give posts with the same question one group, and each group one split.
 
     The test split has priority over validation, and validation over train. Questions are the same
-    if they differ only in case and white space.
+    if same_text says so.
 
     Returns:
         the pairs by split, and the number of those dropped because their question is held out.
@@ -229,7 +230,7 @@ def one_split_per_question(
     remaining: dict[str, list[Vote]] = {split: [] for split in SPLITS}
     for split in reversed(SPLITS):
         for vote in by_split[split]:
-            group = groups.setdefault(normal(vote.pair.prompt), vote.pair.split_group)
+            group = groups.setdefault(same_text(vote.pair.prompt), vote.pair.split_group)
             if split_of_group.setdefault(group, split) == split:
                 remaining[split].append(replace(vote, pair=replace(vote.pair, group=group)))
     return remaining, _total(by_split) - _total(remaining)

@@ -38,6 +38,7 @@ from components.data.raw import (
 )
 from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.rows import CONVERSION, RawRows, from_folder, from_hub
+from components.data.same_text import same_text
 from components.data.sources.source import Source
 from components.data.splits import position
 from components.seeding import generator
@@ -297,8 +298,8 @@ def read_post(row: Mapping[str, Any], where: str) -> PostRow:
 def _post_names(prompt: str, own_id: str) -> frozenset[str]:
     """What identifies a post: its text, and its id if it has one.
 
-    The text is in lower case without spacing and punctuation, in which copies of it differ.
+    The text is without case, spacing and punctuation, in which copies of it differ.
     """
-    text = re.sub(r"[\W_]+", "", prompt.partition("\nPOST: ")[2].lower())
+    text = re.sub(r"[\W_]+", "", same_text(prompt.partition("\nPOST: ")[2]))
     names = (text, f"t3_{own_id.removeprefix('t3_')}" if own_id else "")
     return frozenset(name for name in names if name)
