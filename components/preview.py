@@ -18,6 +18,7 @@ from components.data.records import DataError
 from components.data.sources.own_files import FileSource
 from components.data.tables import write_table
 from components.data.validation import validate
+from components.evaluation.control_tokens import with_control_tokens
 from components.evaluation.judges.judge import JudgeSection
 from components.federation.protocol import check_participants
 from components.inputs import hash_path, is_larger, named_files
@@ -98,6 +99,7 @@ def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview
 
 
 def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> DataPreview:
+    data_set = with_control_tokens(recipe, data_set)
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = {name: sum(rows.rows().values()) for name, rows in data_set.clients.items() if rows.train}
     check_participants(len(active), recipe.federation.clients_per_round)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -187,6 +187,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     from components.data.prepare import check_rows, prepare
     from components.evaluation.alpaca_inputs import annotator_instructions, check_alpaca_eval, find_baseline
     from components.evaluation.answers import load_evaluation_questions, tree_questions
+    from components.evaluation.control_tokens import with_control_tokens
     from components.evaluation.equal_pairs import (
         count_equal_completions,
         dialogue_warnings,
@@ -203,7 +204,9 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     if recipe.thoughts is not None:
         key = "path" if data.source == "thoughts" else "trees"
         data = data.model_copy(update={key: InputFile(str(trees))})
-    report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs)
+    report = prepare(
+        data, recipe.seed, folder, recipe.runtime.data_docs, partial(with_control_tokens, recipe)
+    )
     cast(JudgeSection, recipe.evaluation.judge).check_data(folder)
     if recipe.evaluation.alpaca_eval:
         prompts = [row["prompt"] for row in read_rows(folder / "prompts.parquet", split="test")]

@@ -136,6 +136,7 @@ class PreparationReport(_Frozen):
     expectations: ValidationSummary
     warnings: list[str] = Field(default_factory=list)  # what may be wrong with the data, as sentences
     repeats: RepeatCounts = RepeatCounts()
+    control_tokens: int = 0  # pairs and prompts that hold control tokens of a model's tokenizer
     same_text: int = 1  # version of the key of texts, by which prompts were split (versions.SAME_TEXT)
     equal_completions: list[EqualCompletions] = Field(default_factory=list)  # by model that trains on pairs
     margins: MarginSummary | None = None  # None where there are no pairs of thoughts
@@ -156,6 +157,8 @@ class PreparationReport(_Frozen):
         repeats = self.repeats.model_dump()
         numbers |= {f"repeats/{name}": count for name, count in repeats.items() if count}
         numbers |= {f"prompts/{split}": count for split, count in self.rows.prompts.items()}
+        if self.control_tokens:
+            numbers["control_tokens"] = self.control_tokens
         numbers |= {f"equal_completions/{one.key}": one.equal for one in self.equal_completions if one.equal}
         return numbers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +41,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> PreparationReport:
+def prepare(
+    data: DataConfig,
+    seed: int,
+    folder: Path,
+    docs: bool = False,
+    amend: Callable[[DataSet], DataSet] = lambda data_set: data_set,
+) -> PreparationReport:
     """Write the prepared folder of a recipe's data, replacing an existing one.
 
     The folder appears complete or not at all. If an expectation fails it is not written, and an
@@ -53,6 +59,7 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
         seed: the recipe's seed.
         folder: to write; its parents are created.
         docs: whether to write the Data Docs, as HTML, into its subfolder docs.
+        amend: changes the texts of the data, or refuses them, before they are validated.
 
     Returns:
         the report, which is also written to report.json.
@@ -62,7 +69,7 @@ def prepare(data: DataConfig, seed: int, folder: Path, docs: bool = False) -> Pr
     """
     folder = Path(folder)
     rejected = folder.with_name(f"{folder.name}.rejected")
-    data_set = assemble(data, seed)
+    data_set = amend(assemble(data, seed))
     limits = expected(data_set, data)
     with replaced_folder(folder) as building:
         docs_folder = building / "docs" if docs else None
@@ -86,6 +93,7 @@ class DataSet:
     prompts: dict[str, PromptSummary]  # see PreparationReport
     warnings: tuple[str, ...]  # what may be wrong with the rows, as sentences
     repeats: RepeatCounts  # among the source's pairs by their owners, before they are assigned to clients
+    control_tokens: int = 0  # pairs and prompts that hold control tokens of a model's tokenizer
 
     @property
     def splits(self) -> dict[str, int]:
@@ -193,6 +201,7 @@ def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationRe
         warnings=[*data_set.warnings, *expectations.warnings],
         repeats=repeats,
         same_text=SAME_TEXT,
+        control_tokens=data_set.control_tokens,
         margins=_margins(pairs, judge),
     )
 

@@ -180,13 +180,13 @@ def find_active_dropout(model: torch.nn.Module) -> list[str]:
     return names
 
 
-def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
-    """The backbone's tokenizer, whose padding token is EOS if the model defines none."""
+def read_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
+    """A model's tokenizer as it is in its files."""
     from transformers import AutoTokenizer
 
     source = fetch_backbone(config.location)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=config.revision or "main", trust_remote_code=False
         )
     except Exception as error:  # damaged files raise many types, and `tokenizers` raises Exception itself
@@ -194,6 +194,12 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
             f"the tokenizer of '{config.name}' cannot be read: {first_line(error)} Use 'embedded', a"
             " folder with the files of a model, or a hub id that this machine can reach."
         ) from None
+    return tokenizer
+
+
+def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
+    """The backbone's tokenizer, whose padding token is EOS if the model defines none."""
+    tokenizer = read_tokenizer(config)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise BackboneError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from components.config import BackboneConfig, UserError
 from components.models.backbone import EMBEDDED, TINY, load_tokenizer
-from components.models.tokens import encode_continuation
+from components.models.tokens import control_tokens, encode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -157,6 +157,17 @@ class ChatTemplate:
             return encode_continuation(self.tokenizer, before, turn)
         ids = encode_continuation(self.tokenizer, before, turn.rstrip())
         return [*ids, cast("int", self.tokenizer.eos_token_id)]
+
+
+def rendered_turn(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What a chat template writes between the content of a user's turn and the answer, without white space.
+
+    It is empty where it has no token that a text cannot contain.
+    """
+    chat = ChatTemplate(tokenizer, {}, date.min.isoformat())
+    text = chat.render([{"role": "user", "content": PROBES[0]}], add_generation_prompt=True)
+    turn = text.rpartition(PROBES[0])[2].strip()
+    return turn if any(token in turn for token in control_tokens(tokenizer)) else ""
 
 
 def reads_clock(backbone: BackboneConfig) -> bool:

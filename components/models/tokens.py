@@ -30,6 +30,19 @@ def surrounding_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
     return complete[:start], complete[start + len(plain) :]
 
 
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """The texts that a tokenizer reads as a token that begins or ends a text or a turn, or is not text.
+
+    They are the tokens of its roles, such as BOS and EOS, and the special ones that its chat template writes.
+    Other special tokens of a vocabulary, such as `<filename>`, have no such meaning.
+    """
+    templates = tokenizer.chat_template or ""
+    written = templates if isinstance(templates, str) else " ".join(templates.values())
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    roles = set(map(str, tokenizer.all_special_tokens))
+    return frozenset(filter(str.strip, {*roles, *(token for token in special if token in written)}))
+
+
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuation: str) -> list[int]:
     """Token ids of a continuation as they are in the joined text, after the ids of the text.
 
