@@ -6,7 +6,9 @@ Data of the hub are not read, since that may take hours. Of files above MAX_BYTE
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -19,9 +21,12 @@ from components.data.sources.own_files import FileSource
 from components.data.tables import write_table
 from components.data.validation import validate
 from components.evaluation.control_tokens import with_control_tokens
+from components.evaluation.equal_pairs import hidden_warnings
 from components.evaluation.judges.judge import JudgeSection
 from components.federation.protocol import check_participants
 from components.inputs import hash_path, is_larger, named_files
+from components.models.backbone import EMBEDDED, TINY, BackboneError
+from components.models.policy import PolicyError
 from components.reporting.lines import left_out_line
 
 MAX_BYTES = 256 * 2**20
@@ -113,6 +118,11 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
             except DataError as error:
                 raise DataError(str(error).replace(f"{path} has", "the judge has")) from None
     warnings = list(data_set.warnings)
+    if recipe.policy.backbone.name not in (EMBEDDED, TINY):  # whose templates write every answer
+        with suppress(BackboneError, PolicyError):  # which the check of models explains
+            day = recipe.policy.chat_date or date.today().isoformat()
+            dated = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"chat_date": day})})
+            warnings += hidden_warnings(dated, data_set.tables["pairs"].to_dict("records"))
     if with_expectations:
         warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
     return DataPreview(

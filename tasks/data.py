@@ -192,6 +192,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         count_equal_completions,
         dialogue_warnings,
         equal_warnings,
+        hidden_warnings,
     )
     from components.evaluation.judges.judge import JudgeSection
 
@@ -215,9 +216,10 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
         )
         find_baseline(recipe.evaluation.alpaca_eval, prompts, instructions)  # refuses unanswered prompts
     check_rows(recipe, report.splits, report.rows.prompts)
+    hidden = hidden_warnings(recipe, read_rows(folder / "pairs.parquet"))
     counted = count_equal_completions(recipe, folder)
     warnings = [with_original_names(recipe, warning) for warning in report.warnings]
-    warnings += [*equal_warnings(counted), *dialogue_warnings(recipe, folder)]
+    warnings += [*hidden, *equal_warnings(counted), *dialogue_warnings(recipe, folder)]
     report = report.model_copy(update={"equal_completions": counted, "warnings": warnings})
     write_report(folder, report)
     return report

@@ -1,4 +1,4 @@
-"""What the models of a recipe read of prepared pairs: completions that are equal, dialogues of one turn.
+"""What the models of a recipe read of prepared pairs: equal completions, hidden answers, dialogues.
 
 A policy is trained on completions cut to policy.max_new_tokens, selectors and rewards on inputs of
 max_length. Two completions with a long common beginning are then one and the same, and training
@@ -7,17 +7,18 @@ learns nothing from their pair.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 from components.config import Recipe
 from components.data.data_report import EqualCompletions
 from components.data.dialogues import has_repeated_speaker, is_unread_dialogue
-from components.data.records import DataError, Pairs, read_rows
+from components.data.records import DataError, PairRow, Pairs, read_rows
 from components.evaluation.judges.judge import JudgeSection
 from components.federation.method import method_of
 from components.models.pair_reader import PairReader, policy_pair_reader, selector_pair_reader
+from components.models.policy import PolicyTexts
 from components.models.rewards.reward_section import RewardSection
 
 CLIENTS = "pairs.parquet"
@@ -51,6 +52,30 @@ def count_equal_completions(
             )
         counted.append(counts)
     return counted
+
+
+def hidden_warnings(recipe: Recipe, rows: Iterable[PairRow]) -> list[str]:
+    """A sentence on the pairs that the policy trains on without a part of an answer.
+
+    Raises:
+        DataError: it does so of all pairs.
+    """
+    method = method_of(recipe.federation)
+    if method.scores_completions or recipe.federation.options.trained_model == "selector":
+        return []
+    texts = PolicyTexts(recipe.policy)
+    hidden = [texts.hides(row["prompt"], row["chosen"], row["rejected"]) for row in rows]
+    if not any(hidden):
+        return []
+    sentence = (
+        f"{sum(hidden)} of {len(hidden)} pairs have an answer that the policy's chat template does not write"
+        " in full, such as one with thoughts before '</think>', so that training does not read what was"
+        " preferred: use a chat template that writes them (chat_template.jinja of the model, or"
+        " policy.chat_template_kwargs), or policy.chat=none, or take these parts out of the data."
+    )
+    if all(hidden):
+        raise DataError(sentence)
+    return [sentence]
 
 
 def _readers(recipe: Recipe) -> Iterator[tuple[PairReader, str]]:

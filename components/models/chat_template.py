@@ -151,6 +151,15 @@ class ChatTemplate:
             )
         return prompt_ids[:start], *(ids[start:] for ids in dialogues)
 
+    def hides(self, messages: Sequence[Message], answer: str) -> bool:
+        """Whether the dialogue with an answer as its last turn lacks a part of it, other than white space.
+
+        The templates of some reasoning models write only what follows `</think>`.
+        """
+        dialogue = [*messages, {"role": "assistant", "content": answer}]
+        text = self.render(dialogue, add_generation_prompt=False)
+        return answer not in text and "".join(answer.split()) not in "".join(text.split())
+
     def _encode_turn(self, before: str, turn: str) -> list[int]:
         """Token ids of the end of a dialogue, with the end of its last turn and what follows that."""
         if self._writes_end:

@@ -176,6 +176,14 @@ class PolicyTexts:
         encoded = [encode_continuation(self.tokenizer, rendered.text, text) + ends for text in texts]
         return rendered.ids, *encoded
 
+    def hides(self, prompt: str, *completions: str) -> bool:
+        """Whether the chat template leaves a part of a completion out, which training then does not read."""
+        chat = self.chat
+        if chat is None:
+            return False
+        messages = self.render(prompt).messages
+        return any(chat.hides(messages, completion.strip()) for completion in completions)
+
     def encode_trained(self, prompt: str, *completions: str) -> TokenRow:
         """As `encode_texts`, as completions are trained on.
 

@@ -46,7 +46,8 @@ _QWEN = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 _GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
 
-def _packaged(name: str) -> str:
+def packaged(name: str) -> str:
+    """A chat template of TRL's package."""
     return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
 
 
@@ -54,13 +55,13 @@ def family(name: str) -> Family:
     """A family by its name."""
     bos, end = "<|begin_of_text|>", "<|end_of_text|>"
     families = {
-        "llama-3": lambda: Family(_packaged("llama3"), bos, end, _LLAMA, "<|eot_id|>"),
-        "llama-3.2": lambda: Family(_packaged("llama3_2"), bos, end, _LLAMA, "<|eot_id|>"),
+        "llama-3": lambda: Family(packaged("llama3"), bos, end, _LLAMA, "<|eot_id|>"),
+        "llama-3.2": lambda: Family(packaged("llama3_2"), bos, end, _LLAMA, "<|eot_id|>"),
         "dated": lambda: Family(DATED, bos, end, _LLAMA, "<|eot_id|>"),
-        "gemma": lambda: Family(_packaged("gemma"), "<bos>", "<eos>", _GEMMA, "<end_of_turn>"),
-        "qwen2-base": lambda: Family(_packaged("qwen2_5"), None, "<|endoftext|>", _QWEN, "<|im_end|>"),
-        "qwen2": lambda: Family(_packaged("qwen2_5"), None, "<|im_end|>", _QWEN, "<|im_end|>"),
-        "qwen3": lambda: Family(_packaged("qwen3"), None, "<|im_end|>", _QWEN, "<|im_end|>"),
+        "gemma": lambda: Family(packaged("gemma"), "<bos>", "<eos>", _GEMMA, "<end_of_turn>"),
+        "qwen2-base": lambda: Family(packaged("qwen2_5"), None, "<|endoftext|>", _QWEN, "<|im_end|>"),
+        "qwen2": lambda: Family(packaged("qwen2_5"), None, "<|im_end|>", _QWEN, "<|im_end|>"),
+        "qwen3": lambda: Family(packaged("qwen3"), None, "<|im_end|>", _QWEN, "<|im_end|>"),
         "thinking-prompt": lambda: Family(THINKING_PROMPT, None, "<|im_end|>", _QWEN, "<|im_end|>"),
         "mistral": lambda: Family(MISTRAL, "<s>", "</s>", (), "</s>"),
     }
