@@ -1,27 +1,32 @@
 """Conversational preference data as TRL reads them: lists of messages in place of texts.
 
-A message is an object with a `role` (system, user or assistant) and its `content`, which is text. The
-prompt may be a list of messages, a text, which stands for one message of the user, or absent. Then it is
-what both completions begin with. Where a completion repeats the prompt, as in data sets that give whole
-conversations, the repetition is left out. What remains must be one message of the assistant.
+A message is an object with a `role` (system, user or assistant) and its `content`, which is text. Lists may
+be JSON texts, as tables write them that have no lists. The prompt may be a list of messages, a text, which
+stands for one message of the user, or absent. Then it is what both completions begin with. Where a
+completion repeats the prompt, as in data sets that give whole conversations, the repetition is left out. What
+remains must be one message of the assistant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import model_validator
 
 from components.data.dialogues import dialogue_turns
-from components.data.raw import RawRow, Text, column_names
+from components.data.raw import MESSAGES, RawRow, Text, column_names, messages_in
 from components.data.records import TEXTS
 
 MARKERS = {"user": "Human", "assistant": "Assistant"}
 ROLES = ("system", *MARKERS)
 TOOLS = ("tool", "function", "ipython", "observation")
 """Roles of what tools answer, as chat templates name them."""
+Row = TypeVar("Row", bound=Mapping[str, Any])
+NOTED = "rows whose messages are JSON text"
+NO_COLUMNS: Mapping[str, str] = {}
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
 
@@ -36,12 +41,39 @@ class ConversationRow(RawRow):
     @model_validator(mode="before")
     @classmethod
     def _read_messages(cls, row: Any) -> Any:
+        row = {**row, **{column: with_messages(row.get(column), column) for column in TEXTS if column in row}}
         if not any(isinstance(row.get(column), list) for column in TEXTS):
             return row
         if not {"chosen", "rejected"} <= set(row):
             return {"prompt": "", **row}  # the missing column is reported
         texts = as_texts(*(row.get(column) for column in TEXTS))
         return {**row, **dict(zip(TEXTS, texts, strict=True))}
+
+
+def with_messages(value: Any, column: str) -> Any:
+    """The messages that a column's text holds as JSON; another value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        messages = messages_in(value)
+    except ValueError as error:
+        raise ValueError(f"column '{column}' {error}") from None
+    return value if messages is None else messages
+
+
+def noted(
+    rows: Iterable[Row], counts: Counter[str], columns: Mapping[str, str] = NO_COLUMNS
+) -> Iterator[Row]:
+    """The rows; those whose messages are JSON texts are counted as NOTED. `columns` renames TEXTS."""
+    names = [columns.get(name, name) for name in TEXTS]
+    for row in rows:
+        counts[NOTED] += any(isinstance(row.get(name), str) and MESSAGES.match(row[name]) for name in names)
+        yield row
+
+
+def noted_warnings(counts: Mapping[str, int]) -> list[str]:
+    """A sentence on the rows that `noted` has counted."""
+    return [f"{NOTED}: {counts[NOTED]:,}; they were read as messages."] if counts[NOTED] else []
 
 
 def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:

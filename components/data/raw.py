@@ -6,6 +6,7 @@ A row that does not fit is one sentence, with its file, row, column and value, a
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,9 @@ EXPECTED = {
     "model_type": "an object",
 }
 """What a column must be, by the type of pydantic's error."""
+MESSAGES = re.compile(r"\s*(?:\[\s*)?\{\s*(['\"])(?:role|content)\1\s*:")
+"""The beginning of messages, or of one, that are written as text."""
+KEY = re.compile(r"['\"](role|content)['\"]\s*:")
 
 
 class RawRow(BaseModel):
@@ -173,6 +177,30 @@ def _whole_characters(text: str) -> str:
     return text
 
 
+def messages_in(text: str) -> list[Any] | None:
+    """The messages that a text holds as JSON, as tables without lists write them; None for other texts.
+
+    Raises:
+        ValueError: it holds messages in another notation, as the rest of a sentence.
+    """
+    if not MESSAGES.match(text) or not {"role", "content"} <= set(KEY.findall(text)):
+        return None
+    try:
+        held = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(
+            "holds messages as text in another notation than JSON, such as Python's: write them as lists, or"
+            " with json.dumps"
+        ) from None
+    return held if isinstance(held, list) else [held]
+
+
+def _no_messages(text: str) -> str:
+    if messages_in(text) is not None:
+        raise ValueError("holds messages as JSON text, but plain text is read here: write their content")
+    return text
+
+
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty, but each row needs one")
@@ -196,7 +224,7 @@ def if_null(value: Any) -> BeforeValidator:
     return BeforeValidator(lambda raw: value if raw is None else raw)
 
 
-NeededText = Annotated[str, AfterValidator(_whole_characters)]
+NeededText = Annotated[str, AfterValidator(_whole_characters), AfterValidator(_no_messages)]
 """Text that must not be null."""
 
 Text = Annotated[NeededText, if_null("")]

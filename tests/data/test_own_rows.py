@@ -122,7 +122,10 @@ def test_csv_gives_the_pairs_of_jsonl(tmp_path):
     ("text", "words"),
     [
         ("prompt;chosen;rejected\na;b;c\n", "line 1: the separator must be a comma"),
-        ("prompt,chosen,rejected\n\"[{'role': 'user', 'content': 'a'}]\",a,b\n", "holds messages as text"),
+        (
+            "prompt,chosen,rejected\n\"[{'role': 'user', 'content': 'a'}]\",a,b\n",
+            "another notation than JSON",
+        ),
     ],
 )
 def test_csv_of_another_form_is_one_sentence(tmp_path, text, words):

@@ -18,8 +18,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
+from components.data.conversations import ConversationRow, noted, noted_warnings
 from components.data.holdout import hold_out
-from components.data.raw import BareText, Label, RawRow, Text, collect, column_names
+from components.data.raw import BareText, Label, RawRow, Text, collect, column_names, messages_in
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.source import PairSource
@@ -29,12 +30,8 @@ TURN = "\n\nAssistant:"
 CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
 
 
-class HubPairRow(RawRow):
+class HubPairRow(ConversationRow):
     """A prompt with two completions."""
-
-    prompt: Text
-    chosen: Text
-    rejected: Text
 
 
 class HubPairs(PairSource):
@@ -70,11 +67,13 @@ class HubPairs(PairSource):
         """
         by_split: dict[str, list[Pair]] = {}
         dropped: Counter[str] = Counter()
+        told: Counter[str] = Counter()
         for split, (rows, where) in self.raw_splits(data).items():
-            by_split[split], counts = self.make_pairs(rows, where)
+            by_split[split], counts = self.make_pairs(noted(rows, told), where)
             dropped += counts
         pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed)
-        return hold_out(pairs, self.name, self.shares, seed, +dropped)
+        held = hold_out(pairs, self.name, self.shares, seed, +dropped)
+        return replace(held, warnings=tuple(noted_warnings(told)))
 
     def make_pairs(self, rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[Pair], Counter[str]]:
         """Make pairs of raw rows, without white space around their texts.
@@ -248,13 +247,18 @@ class WebGpt(HubPairs):
         return Pair(row.question, chosen, rejected, margin=abs(margin))
 
 
-class UltraFeedbackRow(HubPairRow):
+class UltraFeedbackRow(RawRow):
     """A prompt with two completions: texts, or lists of chat messages that the answer ends."""
+
+    prompt: Text
+    chosen: Text
+    rejected: Text
 
     @field_validator("chosen", "rejected", mode="before")
     @classmethod
     def _answer(cls, value: Any) -> Any:
         """A text unchanged; of a list of messages the last one of the assistant."""
+        value = messages_in(value) or value if isinstance(value, str) else value
         if not isinstance(value, list):
             return value
         if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in value):

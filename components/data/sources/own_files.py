@@ -13,16 +13,16 @@ train-00000-of-00002.parquet, these are the splits.
 from __future__ import annotations
 
 import math
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, create_model, field_validator
+from pydantic import BeforeValidator, Field, create_model
 
 from components.config import DataConfig, unknown_name
-from components.data.conversations import ConversationRow
+from components.data.conversations import ConversationRow, noted, noted_warnings
 from components.data.holdout import Shares, hold_out
 from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import TEXTS, DataError, Pair, SourceData
@@ -72,13 +72,6 @@ class CsvRow(OwnRow):
 
     margin: Annotated[float | None, BeforeValidator(_number)] = None
 
-    @field_validator(*TEXTS)
-    @classmethod
-    def _refuse_messages(cls, text: str) -> str:
-        if re.match(r"\[\s*\{", text) and "role" in text and "content" in text:
-            raise ValueError("holds messages as text: write such rows as .jsonl or .parquet")
-        return text
-
 
 class FileSource(Source):
     """Options of the sources jsonl, parquet and csv.
@@ -115,7 +108,8 @@ class FileSource(Source):
         Raises:
             DataError: see read_pairs; or a prompt connects so many groups that a split is empty.
         """
-        by_split, invalid = self.read(data)
+        told: Counter[str] = Counter()
+        by_split, invalid = self.read(data, told=told)
         whole = by_split.pop("", None)
         if whole is None:
             if "train" not in by_split:
@@ -129,7 +123,9 @@ class FileSource(Source):
         counts = {"prompt also in a held-out split": duplicates, "invalid row": left_out}
         dropped = {reason: count for reason, count in counts.items() if count}
         what = "left out" if left_out else "kept, and data.drop_invalid leaves them out"
-        warnings = [f"invalid rows: {len(invalid)} ({what}), the first: {invalid[0]}."] if invalid else []
+        warnings = noted_warnings(told)
+        if invalid:
+            warnings.append(f"invalid rows: {len(invalid)} ({what}), the first: {invalid[0]}.")
         try:
             held = hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
         except DataError:
@@ -143,12 +139,15 @@ class FileSource(Source):
         assert held is not None
         return replace(held, warnings=tuple(warnings))
 
-    def read(self, data: DataConfig, limit: int | None = None) -> tuple[dict[str, list[Pair]], list[str]]:
+    def read(
+        self, data: DataConfig, limit: int | None = None, told: Counter[str] | None = None
+    ) -> tuple[dict[str, list[Pair]], list[str]]:
         """Read pairs by split, and a sentence for each invalid row that is left out.
 
         Args:
             data: the recipe's section.
             limit: maximum number of rows of each split; None reads all.
+            told: see read_pairs.
 
         Raises:
             DataError: see read_pairs.
@@ -159,7 +158,7 @@ class FileSource(Source):
         invalid: list[str] = []
         for split, path in find_splits(Path(data.path)).items():
             self._check_kind(path)
-            by_split[split], refused = read_pairs(path, data, self.row, limit)
+            by_split[split], refused = read_pairs(path, data, self.row, limit, told)
             _check_splits(by_split[split], split, path)
             invalid += refused
         return by_split, invalid
@@ -207,7 +206,11 @@ def _check_splits(pairs: Sequence[Pair], split: str, path: Path) -> None:
 
 
 def read_pairs(
-    path: Path, data: DataConfig, row: type[OwnRow] = OwnRow, limit: int | None = None
+    path: Path,
+    data: DataConfig,
+    row: type[OwnRow] = OwnRow,
+    limit: int | None = None,
+    told: Counter[str] | None = None,
 ) -> tuple[list[Pair], list[str]]:
     """Read and check the pairs of a file or folder; columns without a meaning are ignored.
 
@@ -217,6 +220,7 @@ def read_pairs(
             `column`.
         row: model of the rows.
         limit: maximum number of rows that are read; None reads all.
+        told: counts the rows whose messages are JSON texts, see conversations.noted.
 
     Returns:
         the pairs, and a sentence for each invalid row, which does not fit the model or has an empty text.
@@ -231,7 +235,8 @@ def read_pairs(
     raw_rows = read_file(path, limit)
     pairs: list[Pair] = []
     invalid: list[str] = []
-    for number, raw in enumerate(raw_rows, 1):
+    told = Counter() if told is None else told
+    for number, raw in enumerate(noted(raw_rows, told, data.columns), 1):
         where = f"{path}, row {number}"
         try:
             pair = _pair(raw, data.columns, row, where)

@@ -16,6 +16,7 @@ from components.config import NameOrFolder, PromptsConfig
 from components.data.raw import BareText, RawRow
 from components.data.records import PromptData
 from components.data.rows import find_file, from_file, from_hub
+from components.data.same_text import same_text
 from components.data.sources.source import PromptSource, distinct
 
 
@@ -36,7 +37,7 @@ class SafeRlhfPrompts(PromptSource):
     def load(self, prompts: PromptsConfig, seed: int) -> PromptData:
         """Load the distinct prompts, without references, in the order of their first rows.
 
-        Two prompts are the same if they differ only in white space. A local file (path) needs the
+        Two prompts are the same if same_text says so. A local file (path) needs the
         column prompt.
         """
         raw = (
@@ -45,7 +46,7 @@ class SafeRlhfPrompts(PromptSource):
             else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
         rows, dropped = distinct(
-            SafeRlhfRow.read(*raw), lambda row: " ".join(row.prompt.split()), "prompt", raw.where
+            SafeRlhfRow.read(*raw), lambda row: same_text(row.prompt), "prompt", raw.where
         )
         return PromptData([(row.prompt, []) for row in rows], dropped=dropped)
 
