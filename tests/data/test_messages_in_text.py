@@ -1,4 +1,4 @@
-"""Messages that a table holds as JSON text are read as messages, wherever messages are; else they are refused."""
+"""Messages that a table holds as JSON text are read as messages where messages are, or refused."""
 
 import json
 
@@ -79,9 +79,7 @@ def test_what_is_no_conversation_is_refused(changed, words, tmp_path):
     assert kept.dropped == {"invalid row": 1}
 
 
-@pytest.mark.parametrize(
-    "text", ['[{"id": 1}]', '{"role": "admin"}', "[1, 2]", "{content}", "[{role: user}]"]
-)
+@pytest.mark.parametrize("text", ['[{"id": 1}]', '{"role": "admin"}', "[1, 2]", "[{role: user}]"])
 def test_other_texts_with_brackets_are_answers(text, tmp_path):
     (pair,) = read(tmp_path, [{"prompt": "JSON?", "chosen": text, "rejected": "No."}]).pairs
     assert pair.chosen == text

@@ -124,7 +124,7 @@ def test_csv_gives_the_pairs_of_jsonl(tmp_path):
         ("prompt;chosen;rejected\na;b;c\n", "line 1: the separator must be a comma"),
         (
             "prompt,chosen,rejected\n\"[{'role': 'user', 'content': 'a'}]\",a,b\n",
-            "another notation than JSON",
+            "another notation",
         ),
     ],
 )
