@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from components.config import Recipe
@@ -15,6 +16,7 @@ from components.federation.protocol import Federation, RewardsJob, ServerState, 
 from components.federation.transport import Transport
 from components.io import file_hash, stored
 from components.learning.pair_scores import PairFigures
+from components.models.weight_files import hub_snapshot
 from components.results import (
     AccuracyReport,
     ExportedAdapter,
@@ -50,8 +52,20 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
         *others,
         f"threads{recipe.runtime.torch_threads}x{recipe.runtime.workers}",
         f"v{ROUNDS}",
+        *_hub_snapshots(recipe),  # the files of local models are part of the recipe
     ]
     return Commits(run.federation, "-".join(parts))
+
+
+def _hub_snapshots(recipe: Recipe) -> Iterator[str]:
+    """The commits of the models of the hub that the rounds read."""
+    backbones = [recipe.federation.options.trained_section(recipe).backbone]
+    for name, reward in recipe.rewards.items():
+        backbones += [model.backbone for model in reward.frozen_models(name)]
+    for backbone in backbones:
+        snapshot = hub_snapshot(backbone.location, backbone.revision)
+        if snapshot:
+            yield snapshot[:16]
 
 
 def evaluate_state(

@@ -124,7 +124,8 @@ class Commits:
                 f"{path} is damaged: delete it, and those after it, to resume from the commit before."
             ) from None
         raise CommitError(
-            f"{path} was written with another recipe, other data, or another version of this project"
+            f"{path} was written with another recipe, other data, another commit of a model of the hub, or"
+            " another version of this project"
             f" (fingerprint {fingerprint}, this run has {self.fingerprint}): resume it with its own"
             " recipe, or start a new run."
         )

@@ -21,6 +21,7 @@ from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
 from components.io import file_hash
 from components.models import eight_bit, offload
+from components.models.weight_files import first_other_weight
 from components.paths import backbone_root
 
 if TYPE_CHECKING:
@@ -262,6 +263,13 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             " transformers converts its weights while it loads them: leave 'disk' out of device_map."
         ) from None
     require_weights(f"backbone '{config.name}'", loading)
+    other = first_other_weight(model, source, config.revision)
+    if other is not None:
+        raise BackboneError(
+            f"backbone '{config.name}': its weight {other} is not the one of its files after transformers"
+            f" {transformers.__version__} has loaded it, so that it may be random: use another version of"
+            " transformers, or save the model again by save_pretrained."
+        )
     model = model.requires_grad_(False).eval()
     if config.device_map is not None:
         offload.prepare_offloaded(model)

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from components.learning.reward_model import TrainedReward, train_reward
+from components.models.backbone import BackboneError
 from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
 from tests.support.chat_templates import build_chat_tokenizer, family
 from tests.support.recording import record_calls
@@ -114,6 +115,38 @@ def assert_scores_of_pipeline(name, shape, template, texts, **options):
     section = ClassifierReward(name=name, template=fill_marks(template, shape), **options)
     scores = RewardModel(section, "cpu").score(PROMPTS, RESPONSES)
     assert scores == pytest.approx(scores_of_pipeline(name, texts), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-3", "gemma", "qwen2"])
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_without_a_template_a_classifier_reads_the_chat_template_of_its_tokenizer(
+    tmp_path, name, adds_bos, caplog
+):
+    shape = family(name)
+    tokenizer = build_chat_tokenizer(shape)
+    if shape.bos is not None:
+        tokenizer = build_tokenizer(shape, "mark", adds_bos)
+    folder = write_classifier(tmp_path, "llama", tokenizer)
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}], tokenize=False
+        )
+        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    caplog.set_level("INFO")
+    scores = RewardModel(ClassifierReward(name=folder), "cpu").score(PROMPTS, RESPONSES)
+    assert scores == pytest.approx(scores_of_pipeline(folder, texts), abs=1e-5)
+    assert "in its chat template" in caplog.text
+
+
+def test_a_chat_template_that_does_not_write_a_response_is_refused(tmp_path):
+    tokenizer = build_tokenizer(family("llama-3"), "mark", True)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    folder = write_classifier(tmp_path, "llama", tokenizer)
+    with pytest.raises(BackboneError, match=r"cannot be used .*give its template in the recipe"):
+        RewardModel(ClassifierReward(name=folder), "cpu")
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from pydantic import Field, model_validator
 from components.config import BackboneConfig, FrozenModel, NamedModel
 from components.environment import disable_transformers_progress_bars
 from components.models.backbone import BackboneError, choose_dtype, first_line
+from components.models.chat_template import ChatTemplate
 from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
 from components.models.tf32 import tf32_products
 from components.models.tokens import sort_distinct, surrounding_ids
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
 class ResponseFormat:
     """Format of a prompt and a response as the input of a classifier."""
 
-    template: str | None  # text with {prompt} and {response}; None encodes them as a pair of texts
+    # Text with {prompt} and {response}; None is the tokenizer's chat template, and without one encodes them
+    # as a pair of texts.
+    template: str | None
     max_length: int  # maximum input length (tokens)
 
     def shorten(self, tokenizer: PreTrainedTokenizerBase, response: str) -> str:
@@ -46,7 +52,8 @@ class ResponseFormat:
         truncates on the left. BOS at the beginning of the template stays, and special tokens that
         both the template and the tokenizer write are there once.
         """
-        if self.template is None:
+        filled_in = self.template or chat_format(tokenizer)
+        if filled_in is None:
             prompts, responses = map(list, zip(*texts, strict=True))
             pairs: BatchEncoding = tokenizer(
                 prompts,
@@ -57,7 +64,7 @@ class ResponseFormat:
                 return_tensors="pt",
             )
             return pairs
-        template = _without_added_tokens(tokenizer, self.template)
+        template = _without_added_tokens(tokenizer, filled_in)
         bos = tokenizer.bos_token or ""
         opening = [tokenizer.bos_token_id] if bos and template.startswith(bos) else []
         # The prompt is inserted last, so that a field in its text is not filled.
@@ -70,6 +77,26 @@ class ResponseFormat:
         if opening:
             encoded = {"input_ids": [opening + ids for ids in encoded["input_ids"]]}
         return tokenizer.pad(encoded, padding=True, return_tensors="pt")
+
+
+def chat_format(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A prompt and a response as turns of a tokenizer's chat template, with their fields; None without one.
+
+    Raises:
+        BackboneError: the template does not write both.
+    """
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "{prompt}"}, {"role": "assistant", "content": "{response}"}]
+    try:
+        text = ChatTemplate(tokenizer, {}, None).render(turns, add_generation_prompt=False)
+        check_template(text)
+    except ValueError as error:
+        raise BackboneError(
+            f"the chat template of the classifier '{tokenizer.name_or_path}' cannot be used ({error}): give"
+            " its template in the recipe, with {prompt} and {response}"
+        ) from None
+    return text
 
 
 def _without_added_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
@@ -131,7 +158,8 @@ class ClassifierReward(NamedModel, ClassifierScoring):
         None,
         description=(
             "Text with {prompt} and {response} that the classifier reads, e.g. '\n\nHuman: {prompt}\n\n"
-            "Assistant: {response}'; null: a pair of texts, as the tokenizer encodes it."
+            "Assistant: {response}'; null: the tokenizer's chat template, with a turn of the user and one of"
+            " the assistant, and where it has none a pair of texts, as the tokenizer encodes it."
         ),
     )
     output: int = Field(0, ge=0, description="Index of the classifier's output that is the score.")
@@ -255,6 +283,9 @@ class RewardModel:
             )
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.convert_ids_to_tokens(0)
+        if config.template is None:
+            reads = "in its chat template" if chat_format(self.tokenizer) else "as a pair of texts"
+            log.info("the classifier %s reads a prompt and a response %s", config.name, reads)
         if getattr(model.config, "summary_type", None) != "last":  # XLNet reads the last column
             self.tokenizer.padding_side = "right"  # positions are counted from the first column
         # The model is loaded in fp32 and then converted. transformers loads bf16 by changing the
