@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from components.config import BackboneConfig, PolicyConfig, Recipe, RewardConfig, SelectorConfig
+from components.config import BackboneConfig, LoraConfig, PolicyConfig, Recipe, RewardConfig, SelectorConfig
 from components.data.templates import load as load_template
 from components.evaluation.judges.autoj import AutoJSection
 from components.evaluation.judges.autoj import read_model_config as read_judge_config
@@ -29,13 +29,15 @@ from components.models.backbone import (
     load_tokenizer,
     read_model_config,
 )
+from components.models.lora_targets import TargetError
 from components.models.policy import check_prompts, used_ids
 from components.models.rewards.classifier import ClassifierReward
 from components.models.rewards.function import FunctionReward, find_reward_function
 from components.models.selector import check_room, find_choice_tokens, template_ids
+from components.models.store import AdapterError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,12 @@ class ModelUse:
     section: SelectorConfig | PolicyConfig | None = None
 
 
-def check_models(recipe: Recipe) -> list[str]:
+def check_models(recipe: Recipe) -> tuple[list[str], list[str]]:
     """Refuse models that a run would fail with.
 
     Returns:
-        names of the models of the hub that cannot be read from here, and were not checked.
+        names of the models of the hub that cannot be read from here, and were not checked; and what
+        may be wrong with others, as sentences.
 
     Raises:
         UserError: names the key, what is wrong with the model, and what to do.
@@ -69,12 +72,14 @@ def check_models(recipe: Recipe) -> list[str]:
     for _, reward in _rewards(recipe):
         if isinstance(reward, ClassifierReward) and is_local(reward.location):
             reward.check_files()
+            reward.load_weights(device_map={"": "meta"})
         if isinstance(reward, FunctionReward):
             find_reward_function(reward.name)
     judge = recipe.evaluation.judge
     if isinstance(judge, AutoJSection) and judge.base_url is None and is_local(judge.location):
         read_judge_config(judge)
     unread: dict[str, None] = {}
+    warnings: list[str] = []
     for use in model_uses(recipe):
         try:
             config = read_model_config(use.backbone)
@@ -86,8 +91,8 @@ def check_models(recipe: Recipe) -> list[str]:
             continue
         _check_size(use, config)
         if use.backbone.name not in (EMBEDDED, TINY):  # they fit, and importing transformers takes seconds
-            _check_model(use, config)
-    return list(unread)
+            warnings += _check_model(use, config)
+    return list(unread), warnings
 
 
 def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
@@ -149,14 +154,31 @@ def _check_size(use: ModelUse, config: Mapping[str, Any]) -> None:
         )
 
 
-def _check_model(use: ModelUse, config: Mapping[str, Any]) -> None:
-    """Refuse a kind of model, a tokenizer or files of weights that a run would fail with."""
+def _check_model(use: ModelUse, config: Mapping[str, Any]) -> Iterator[str]:
+    """Refuse a kind of model, a tokenizer or files that a run would fail with; what else may be wrong."""
     check_architecture(use.backbone.name, config)
     tokenizer = load_tokenizer(use.backbone)
     _check_special_tokens(use, config, tokenizer)
     _check_used_tokens(use, config, tokenizer)
     if is_local(use.backbone.location):
-        check_weights(use.backbone)
+        model, unused = check_weights(use.backbone)
+        if unused:
+            yield (
+                f"{use.key}.backbone '{use.backbone.name}': its files have {len(unused)} weights that the"
+                f" model does not use, such as {unused[0]}: see whether config.json belongs to them."
+            )
+        if use.section is not None:
+            _check_lora(use.key, model, use.section.lora)
+
+
+def _check_lora(key: str, model: PreTrainedModel, lora: LoraConfig) -> None:
+    """Refuse a model that takes no LoRA as the recipe has it, by attaching it on the meta device."""
+    from components.models.adapters import AdapterSlot, attach_lora
+
+    try:
+        AdapterSlot(attach_lora(model, lora))
+    except (TargetError, AdapterError) as error:
+        raise TargetError(str(error).replace("lora.target_modules", f"{key}.lora.target_modules")) from None
 
 
 def _check_special_tokens(

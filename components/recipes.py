@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import combinations, product
 from pathlib import Path
@@ -336,7 +336,8 @@ def validate_environment(recipe: Recipe, with_expectations: bool = False) -> tup
     check_inputs(recipe)
     _check_adapters(recipe)
     preview = preview_data(recipe, with_expectations)
-    unread = check_models(recipe)
+    unread, warnings = check_models(recipe)
+    preview = replace(preview, warnings=(*preview.warnings, *warnings))
     check_fit(recipe)
     return unread, preview
 

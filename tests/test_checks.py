@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from components.checks import model_uses
 from components.config import BackboneConfig
@@ -14,6 +15,7 @@ from components.models.rewards.classifier import ClassifierReward
 from components.recipes import load_recipe, validate_environment
 from tests.support.chat_templates import write_chat_policy
 from tests.support.command_line import fed_rlhf, refusal
+from tests.support.random_models import build_random
 from tests.support.tokenizers import build_tokenizer, write_backbone
 
 FEDDPO = ["federation.method=feddpo", "federation.options={}"]
@@ -262,6 +264,68 @@ def test_decoders_of_text_are_accepted():
     check_architecture("bert", {"model_type": "bert", "is_decoder": True})
 
 
+def test_weights_that_a_model_does_not_use_are_named_but_for_those_of_layers_that_are_left_out(model):
+    path = model / "model.safetensors"
+    weights = load_file(path)
+    more = {"model.layers.0.self_attn.q_proj.extra": weights["model.norm.weight"].clone()}
+    save_file(weights | more, path, metadata={"format": "pt"})
+    own = [f"{name}.backbone={{name: '{model}', layers: 1}}" for name in ("policy", "selector")]
+    result = fed_rlhf("check", "debug", *own)
+    assert result.exit_code == 0
+    output = result.stdout + result.stderr
+    assert "policy.backbone" in output
+    assert "its files have 1 weights that the model does not use, such as model.layers.0.self_attn" in output
+    save_file(weights, path, metadata={"format": "pt"})
+    result = fed_rlhf("check", "debug", *own)
+    assert "does not use" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("lacks", ["score.weight", "layers.0.self_attn.q_proj.weight"])
+def test_a_local_classifier_that_lacks_weights_is_refused_by_check(tmp_path, lacks):
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=300, num_labels=1, max_position_embeddings=4096, **sizes)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    kept = {name: weights[name] for name in weights if not name.endswith(lacks)}
+    save_file(kept, path, metadata={"format": "pt"})
+    rewards = f"rewards={{helpful: {{kind: classifier, name: '{tmp_path}'}}}}"
+    error = refusal("check", "debug", FEDDPO[0], "federation.options={objective: ppo}", rewards)
+    assert "has no weights for" in error
+    assert lacks in error
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "mxfp4"])
+def test_a_quantized_checkpoint_is_refused(model, method):
+    edit(model / "config.json", quantization_config={"quant_method": method})
+    assert f"is a quantized checkpoint ({method})" in check(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "words"),
+    [
+        ("qwen3_moe", "all-linear", "use some of|some of k_proj, o_proj, q_proj, v_proj"),
+        ("qwen3_moe", "[gate_proj]", "gate_proj matches no module"),
+        ("mixtral", "[experts]", "MixtralExperts, and LoRA needs a linear layer"),
+        ("phi3", "[q_proj]", "q_proj matches no module .* qkv_proj"),
+        ("gpt_neox", "[q_proj, v_proj]", "q_proj matches no module .* query_key_value"),
+    ],
+)
+def test_targets_that_a_mixture_or_fused_layers_lack_are_refused_by_check_with_the_usable_ones(
+    model, family, targets, words
+):
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 4096}
+    sizes |= {"num_experts": 4, "moe_intermediate_size": 8} if family == "qwen3_moe" else {}
+    build_random(family, **sizes).save_pretrained(model)
+    lora = [f"{name}.lora.target_modules={targets}" for name in ("policy", "selector")]
+    error = check(model, *lora)
+    assert re.search(words, error)
+    assert re.search(r"(policy|selector)\.lora\.target_modules", error)
+
+
 @pytest.mark.parametrize(
     ("removed", "words"),
     [
@@ -396,7 +460,7 @@ def test_a_classifier_with_fewer_positions_than_its_inputs_is_refused(tmp_path, 
         ],
     )
     if positions is None:
-        validate_environment(recipe)
+        recipe.rewards["helpful"].check_files()
         return
     with pytest.raises(BackboneError, match=f"has {positions} positions, but max_length is 97"):
         validate_environment(recipe)

@@ -21,7 +21,13 @@ from components.data.records import DataError, PairRow, Pairs, read_judges_rows
 from components.environment import disable_transformers_progress_bars
 from components.io import file_hash, read_json, write_atomically
 from components.models.adapters import to_peft_config
-from components.models.backbone import BackboneError, fetch_backbone, load_tokenizer, truncate_layers
+from components.models.backbone import (
+    BackboneError,
+    fetch_backbone,
+    load_tokenizer,
+    require_stored,
+    truncate_layers,
+)
 from components.models.lora_targets import check_targets
 from components.models.pair_reader import PairReader, settings_hash
 from components.models.rewards.classifier import (
@@ -336,6 +342,8 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
             f"the backbone '{backbone.name}' of a reward has no weights for {missing[0]}, which would be"
             " random: use a backbone whose weights are complete (training.backbone.name)."
         )
+    name = f"the backbone '{backbone.name}' of a reward"
+    require_stored(model, name, fetch_backbone(backbone.location), backbone.revision)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in loading["missing_keys"] and len(parameter) == shape.num_labels:

@@ -13,7 +13,7 @@ from components.config import BackboneConfig, LoraConfig, TemplateFile
 from components.data.templates import with_text
 from components.io import read_json
 from components.models.backbone import first_line
-from components.models.lora_targets import TargetError, check_targets
+from components.models.lora_targets import TargetError, check_targets, usable_targets
 from components.models.offload import allocate_adapters
 from components.models.store import AdapterError, check_adapter
 from components.seeding import derive
@@ -133,15 +133,21 @@ def attach_lora(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     from components.models.fused_lora import fuse_lora
 
     check_targets(model, config)
+    names = ", ".join(usable_targets(model))
     # PEFT draws initial values from the global generator; initial_adapter() replaces them.
     with torch.random.fork_rng(devices=[]):
         try:
             wrapped = peft.get_peft_model(model, to_peft_config(config))
         except ValueError as error:
             raise TargetError(
-                f"PEFT attaches no LoRA to the {type(model).__name__} ({first_line(error)}): change"
-                " lora.target_modules"
+                f"PEFT attaches no LoRA to the {type(model).__name__} ({first_line(error)}): set"
+                f" lora.target_modules to some of {names}."
             ) from None
+    if parameters := sorted(getattr(wrapped.peft_config["default"], "target_parameters", None) or []):
+        raise TargetError(
+            f"lora.target_modules: {config.target_modules} includes {parameters[0]}, which is no linear"
+            f" layer but weights of all experts, whose LoRA is not saved: use some of {names}."
+        )
     allocate_adapters(wrapped)
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
@@ -158,7 +164,6 @@ class AdapterSlot:
         owned = {name: value for name, value in model.named_parameters() if "default" in name.split(".")}
         factors = ("lora_A.default.weight", "lora_B.default.weight")
         others = [name for name in owned if not name.endswith(factors)]
-        others += sorted(getattr(model.peft_config["default"], "target_parameters", None) or [])
         if others:
             raise AdapterError(
                 f"PEFT trains {others[0]}, which is no matrix A or B of a linear layer and is not saved:"

@@ -8,7 +8,9 @@ safetensors folder.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -249,7 +251,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             **placement,
         )
         model, loading = loaded
-    except (OSError, ConnectionError) as error:
+    except (OSError, ConnectionError, ImportError) as error:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: "
             f"{first_line(error)} Use 'embedded', a folder with config.json and safetensors "
@@ -263,13 +265,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             " transformers converts its weights while it loads them: leave 'disk' out of device_map."
         ) from None
     require_weights(f"backbone '{config.name}'", loading)
-    other = first_other_weight(model, source, config.revision)
-    if other is not None:
-        raise BackboneError(
-            f"backbone '{config.name}': its weight {other} is not the one of its files after transformers"
-            f" {transformers.__version__} has loaded it, so that it may be random: use another version of"
-            " transformers, or save the model again by save_pretrained."
-        )
+    require_stored(model, f"backbone '{config.name}'", source, config.revision)
     model = model.requires_grad_(False).eval()
     if config.device_map is not None:
         offload.prepare_offloaded(model)
@@ -279,8 +275,12 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     return cast("PreTrainedModel", model)
 
 
-def check_weights(config: BackboneConfig) -> None:
+def check_weights(config: BackboneConfig) -> tuple[PreTrainedModel, list[str]]:
     """Refuse a backbone that lacks weights, by the headers of its files here; no weight is read.
+
+    Returns:
+        the model on the meta device, and the names of weights in its files that it does not use, but for
+        those of layers that the recipe leaves out.
 
     Raises:
         BackboneError: names a weight that is missing, or why the files cannot be read.
@@ -306,8 +306,13 @@ def check_weights(config: BackboneConfig) -> None:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: {first_line(error)}"
         ) from None
-    _, loading = loaded
+    model, loading = loaded
     require_weights(f"backbone '{config.name}'", loading)
+    layer = re.compile(r"\.(\d+)\.")
+    numbers = {name: layer.search(name) for name in sorted(loading["unexpected_keys"])}
+    left_out = config.layers or math.inf
+    unused = [name for name, number in numbers.items() if number is None or int(number[1]) < left_out]
+    return cast("PreTrainedModel", model), unused
 
 
 def require_weights(model: str, loading: Mapping[str, Any]) -> None:
@@ -331,10 +336,36 @@ def require_weights(model: str, loading: Mapping[str, Any]) -> None:
         )
 
 
+def require_stored(model: PreTrainedModel, name: str, source: str, revision: str | None) -> None:
+    """Refuse a model with a weight that is not the one of its files, see `first_other_weight`.
+
+    Args:
+        name: of the model in a sentence.
+        source: local folder or hub id that it was loaded from.
+        revision: of the hub.
+    """
+    from importlib.metadata import version
+
+    other = first_other_weight(model, source, revision)
+    if other is not None:
+        raise BackboneError(
+            f"{name}: its weight {other} is not the one of its files after transformers"
+            f" {version('transformers')} has loaded it, so that it may be random: use another version of"
+            " transformers, or save the model again by save_pretrained."
+        )
+
+
 def check_architecture(name: str, config: Mapping[str, Any]) -> None:
     """Refuse a model that is no causal language model of text, by the content of its config.json."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    quantized = config.get("quantization_config") or config.get("compression_config")
+    if quantized:
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else quantized
+        raise BackboneError(
+            f"'{name}' is a quantized checkpoint ({method}), which is not read here: name the model that it"
+            " was made from (8 bits in memory: quantization: 8bit of its section)."
+        )
     kind = str(config.get("model_type"))
     if isinstance(config.get("text_config"), Mapping):
         raise BackboneError(

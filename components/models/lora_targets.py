@@ -81,14 +81,12 @@ def check_targets(model: torch.nn.Module, lora: LoraConfig, classifier: bool = F
     module's docstring.
     """
     import torch
-    from transformers.pytorch_utils import Conv1D
 
     untyped: Any = model
     head = untyped.get_output_embeddings()
     modules = dict(model.named_modules())
-    linears = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear | Conv1D)}
-    below_head = {name.rpartition(".")[2] for name in linears if modules[name] is not head}
-    remedy = f"use all-linear, or some of {', '.join(sorted(below_head - set(HEADS)))}."
+    linears = _linear_layers(model)
+    remedy = f"use all-linear, or some of {', '.join(usable_targets(model))}."
     for target in _listed(lora):
         matched = [name for name in modules if name == target or name.endswith(f".{target}")]
         if not matched:
@@ -105,6 +103,25 @@ def check_targets(model: torch.nn.Module, lora: LoraConfig, classifier: bool = F
                     f"lora.target_modules: {target} matches {name}, a {type(module).__name__}, and LoRA needs"
                     f" a linear layer: {remedy}"
                 )
+
+
+def usable_targets(model: torch.nn.Module) -> list[str]:
+    """The last parts of the names of a model's linear layers below its head, sorted.
+
+    The experts of a mixture are parameters and no layers, so they are not among them.
+    """
+    untyped: Any = model
+    head = untyped.get_output_embeddings()
+    names = {name.rpartition(".")[2] for name, module in _linear_layers(model).items() if module is not head}
+    return sorted(names - set(HEADS))
+
+
+def _linear_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    linear = torch.nn.Linear | Conv1D
+    return {name: module for name, module in model.named_modules() if isinstance(module, linear)}
 
 
 def _listed(lora: LoraConfig) -> list[str]:

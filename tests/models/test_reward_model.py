@@ -25,7 +25,9 @@ def folder(tmp_path_factory):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         LlamaForSequenceClassification(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
     return folder
 
 

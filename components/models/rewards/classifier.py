@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from components.config import BackboneConfig, FrozenModel, NamedModel
 from components.environment import disable_transformers_progress_bars
-from components.models.backbone import BackboneError, choose_dtype, first_line
+from components.models.backbone import BackboneError, choose_dtype, first_line, require_stored
 from components.models.chat_template import ChatTemplate
 from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
 from components.models.tf32 import tf32_products
@@ -201,6 +201,41 @@ class ClassifierReward(NamedModel, ClassifierScoring):
                 f" {self.max_length}: lower max_length."
             )
 
+    def load_weights(self, **options: Any) -> PreTrainedModel:
+        """The classifier in float32, refused where its files lack weights or it lacks the output.
+
+        With device_map {"": "meta"} only the headers of the files are read.
+        """
+        import torch
+        from safetensors import SafetensorError
+        from transformers import AutoModelForSequenceClassification
+
+        disable_transformers_progress_bars()
+        try:
+            model, loading = AutoModelForSequenceClassification.from_pretrained(
+                self.location,
+                revision=self.revision or "main",
+                dtype=torch.float32,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
+        except (OSError, ConnectionError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+            raise _unreadable(self, error) from None
+        missing = sorted(loading["missing_keys"])
+        if missing:
+            raise BackboneError(
+                f"reward model '{self.name}' has no weights for {missing[0]}, so its "
+                "scores would be random: name a sequence classifier."
+            )
+        if self.output >= model.config.num_labels:
+            raise BackboneError(
+                f"reward model '{self.name}' has {model.config.num_labels} outputs, but output is"
+                f" {self.output}: use a number from 0 to {model.config.num_labels - 1}."
+            )
+        return cast("PreTrainedModel", model)
+
     def load(self, device: str, folder: Path | None) -> RewardFunction:
         return RewardModel(self, device).score
 
@@ -248,7 +283,7 @@ class RewardModel:
     def __init__(self, config: ClassifierReward, device: str) -> None:
         """Load the classifier; its weights must be safetensors."""
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoTokenizer
 
         from components.models.onednn import use_onednn
 
@@ -260,27 +295,10 @@ class RewardModel:
             self.tokenizer = AutoTokenizer.from_pretrained(
                 config.location, revision=revision, trust_remote_code=False, truncation_side="left"
             )
-            model, loading = AutoModelForSequenceClassification.from_pretrained(
-                config.location,
-                revision=revision,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
         except (OSError, ConnectionError, ValueError) as error:
             raise _unreadable(config, error) from None
-        missing = sorted(loading["missing_keys"])
-        if missing:
-            raise BackboneError(
-                f"reward model '{config.name}' has no weights for {missing[0]}, so its "
-                "scores would be random: name a sequence classifier."
-            )
-        if config.output >= model.config.num_labels:
-            raise BackboneError(
-                f"reward model '{config.name}' has {model.config.num_labels} outputs, but output is "
-                f"{config.output}: use a number from 0 to {model.config.num_labels - 1}."
-            )
+        model: Any = config.load_weights()
+        require_stored(model, f"reward model '{config.name}'", config.location, config.revision)
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.convert_ids_to_tokens(0)
         if config.template is None:
