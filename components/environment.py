@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from components.config import UserError
 from components.io import FullDiskError
@@ -156,8 +158,45 @@ def use_deterministic_kernels(device: str) -> None:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use: those of its affinity, or fewer where control groups have a quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, cpu_quota())))
+
+
+def cpu_quota(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> float:
+    """The cores that the control groups of this process allow, as those of a container; inf without a limit.
+
+    Args:
+        root: where control groups are mounted, of version 2 or 1.
+        process: the groups of the process.
+    """
+    quotas = [math.inf]
+    try:
+        lines = process.read_text().splitlines()
+    except OSError:  # not Linux
+        return math.inf
+    for line in lines:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root if not controllers else root / "cpu"
+        place = mount / group.lstrip("/")
+        for folder in (place, *place.parents):  # a container sees its own group at the mount
+            if folder.is_relative_to(mount):
+                quotas.append(_quota(folder))
+    return min(quotas)
+
+
+def _quota(folder: Path) -> float:
+    """The quota of a control group in cores; inf without one."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return float(quota) / float(period) if quota != "max" and float(quota) > 0 else math.inf
+    except (OSError, ValueError):
+        return math.inf
 
 
 def release_memory() -> None:

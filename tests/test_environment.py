@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from components.environment import (
     USER_ERROR_FILTER,
     VARIABLES,
     WAIT_VARIABLES,
+    available_cores,
     configure_libraries,
+    cpu_quota,
     cublas_variables,
     malloc_variables,
     preserve_root_log_level,
@@ -192,3 +195,35 @@ def test_the_level_of_the_root_logger_is_restored():
 )
 def test_an_address_is_shown_without_its_user_and_password(uri, shown):
     assert without_credentials(uri) == shown
+
+
+# --- cores
+
+
+@pytest.mark.parametrize(
+    ("files", "groups", "cores"),
+    [
+        ({"cpu.max": "150000 100000"}, "0::/", 1.5),  # a container of Docker with --cpus 1.5
+        ({"cpu.max": "max 100000"}, "0::/", math.inf),
+        ({"a.slice/cpu.max": "200000 100000", "a.slice/b/cpu.max": "max 100000"}, "0::/a.slice/b", 2),
+        ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, "2:cpuacct,cpu:/", 0.5),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "2:cpu:/\n1:pids:/", math.inf),
+        ({"cpu/cpu.cfs_quota_us": "50000"}, "3:pids:/", math.inf),
+        ({}, "0::/gone", math.inf),
+    ],
+)
+def test_the_quota_of_control_groups_is_that_of_the_nearest_limit(files, groups, cores, tmp_path):
+    for name, content in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    process = tmp_path / "process"
+    process.write_text(f"{groups}\n")
+    assert cpu_quota(tmp_path / "cgroup", process) == cores
+
+
+def test_a_container_with_half_a_core_has_one(monkeypatch):
+    monkeypatch.setattr("components.environment.cpu_quota", lambda: 0.5)
+    assert available_cores() == 1
+    monkeypatch.setattr("components.environment.cpu_quota", lambda: math.inf)
+    assert available_cores() == len(os.sched_getaffinity(0))
