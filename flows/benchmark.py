@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-from prefect import flow, get_run_logger, tags
+from prefect import State, flow, get_run_logger, tags
 
 from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
@@ -25,7 +26,7 @@ from tasks.benchmark import judge_arms, share_generations
 from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
 from tasks.benchmark_report import write_benchmark_report
 from tasks.devices import POOL, server_workers, task_runner
-from tasks.flow_runs import claim_flow_run, retried_run
+from tasks.flow_runs import claim_flow_run, retried_run, superseded
 from tasks.runs import Run, lock
 from tasks.tracking.report import earlier_means, log_benchmark_report
 from tasks.tracking.run_tree import ending, open_run_tracking
@@ -34,7 +35,7 @@ from tasks.tracking.run_tree import ending, open_run_tracking
 @pipeline_flow("benchmark")
 def benchmark(
     benchmark: str = "summarization", overrides: list[str] | None = None, resume: str | None = None
-) -> str:
+) -> str | State[Any]:
     """Run a benchmark, or resume a stopped one.
 
     Args:
@@ -45,9 +46,11 @@ def benchmark(
             not repeated.
 
     Returns:
-        the folder of the report.
+        the folder of the report; a cancelled state where a later night is due too.
     """
     configure_libraries()
+    if resume is None and (cancelled := superseded()) is not None:
+        return cancelled
     if resume is None and (retried := retried_run()) is not None:
         resume, overrides = str(retried.folder), None
     if resume is not None:

@@ -326,6 +326,7 @@ def start_servers() -> None:
                     log = processes.log_path(server.name)
                     processes.wait_until(partial(is_up, health), process, server.name, log)
             register_deployments(environment)
+            remove_old_schedules(f"{prefect.url}/api")
             register_zombie_automation(f"{prefect.url}/api")
             options = ["--pool", WORK_POOL, "--type", "process", "--name", "local"]
             worker = [sys.executable, "-m", "prefect", "worker", "start", *options]
@@ -386,6 +387,25 @@ def register_deployments(environment: dict[str, str]) -> None:
         )
         if done.returncode:
             raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def remove_old_schedules(url: str) -> None:
+    """Remove the schedules of the file's deployments that it no longer has, which `prefect deploy` leaves.
+
+    Args:
+        url: of the Prefect API.
+    """
+    file = yaml.safe_load((PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
+    numbers = {entry["name"]: len(entry["schedules"]) for entry in file["deployments"]}
+    with _variables({"PREFECT_API_URL": url}):
+        from prefect.client.orchestration import get_client
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            for deployment in client.read_deployments():
+                own = deployment.work_pool_name == WORK_POOL and numbers.get(deployment.name) == 0
+                for schedule in deployment.schedules if own else ():
+                    client.delete_deployment_schedule(deployment.id, schedule.id)
 
 
 def register_zombie_automation(url: str) -> None:

@@ -30,7 +30,7 @@ from components.reporting.formats import MISSING, format_number
 from perf.commands import MEASUREMENTS
 from perf.harness import IDLE_LOAD, Ratios, find_conditions, medians
 from tasks.devices import POOL
-from tasks.flow_runs import current_flow_run
+from tasks.flow_runs import current_flow_run, superseded
 from tasks.runs import git_commit
 from tasks.tracking.client import RunLog, find_or_create_experiment, mlflow_client
 from tasks.tracking.report import run_url
@@ -74,6 +74,8 @@ def performance(
         UserError: a measurement is unknown, or the machine had other work all the time.
     """
     configure_libraries()
+    if (cancelled := superseded()) is not None:
+        return cancelled
     names = choose_measurements(measurements)
     load = wait_until_idle(wait_minutes)
     started = time.time()

@@ -5,15 +5,25 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from prefect import runtime
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 
 from components.paths import runs_root
 from tasks.runs import Run
@@ -49,6 +59,29 @@ class FlowRunLink:
 def current_flow_run() -> FlowRunLink:
     """The flow run that calls."""
     return FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+
+
+def superseded() -> State[Any] | None:
+    """Cancelled, where the schedule of this flow run's deployment has a later flow run that is due too.
+
+    After a pause of the worker only the last of the nights that were missed is run.
+    """
+    context = FlowRunContext.get()
+    own = context.flow_run if context else None
+    if own is None or own.deployment_id is None or not own.auto_scheduled or own.expected_start_time is None:
+        return None
+    due = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[own.deployment_id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+        expected_start_time=FlowRunFilterExpectedStartTime(
+            after_=own.expected_start_time + timedelta(seconds=1), before_=datetime.now(UTC)
+        ),
+    )
+    with get_client(sync_client=True) as client:
+        later = client.read_flow_runs(flow_run_filter=due, limit=1)
+    if not later:
+        return None
+    return Cancelled(message="It is late, and a later flow run of the schedule is due and runs instead.")
 
 
 def retried_run() -> Run | None:

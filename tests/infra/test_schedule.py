@@ -125,6 +125,22 @@ def test_the_pool_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_
     assert settings["flows"]["heartbeat_frequency"] < servers.ZOMBIE_SECONDS / 2
 
 
+def test_a_schedule_that_the_file_no_longer_has_is_removed(home, client):
+    from prefect.client.schemas.schedules import CronSchedule
+
+    url = f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
+    for name in ("fed-rlhf/qa", "benchmark/nightly"):
+        deployment = client.read_deployment_by_name(name)
+        client.create_deployment_schedules(deployment.id, [(CronSchedule(cron="0 5 * * *"), False)])
+    prefect("deploy", "--all")
+    assert len(client.read_deployment_by_name("fed-rlhf/qa").schedules) == 1  # Prefect leaves it
+    servers.remove_old_schedules(url)
+    assert client.read_deployment_by_name("fed-rlhf/qa").schedules == []
+    assert [s.schedule.cron for s in client.read_deployment_by_name("benchmark/nightly").schedules] == [
+        "0 2 * * *"
+    ]
+
+
 @pytest.mark.parametrize(("name", "hour"), [("nightly", 2), ("performance", 1)])
 def test_the_scheduler_creates_the_runs_of_the_coming_nights(home, client, name, hour):
     deployment = client.read_deployment_by_name(f"benchmark/{name}")

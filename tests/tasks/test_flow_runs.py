@@ -1,0 +1,37 @@
+"""Which flow runs of a schedule work, where several are due."""
+
+from datetime import UTC, datetime, timedelta
+
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.states import Scheduled
+
+from tasks.flow_runs import superseded
+
+
+@flow
+def night():
+    """A flow that a deployment runs."""
+
+
+def test_of_the_nights_that_a_worker_missed_the_last_one_runs(prefect_session):
+    now = datetime.now(UTC)
+    times = [now - timedelta(days=days) for days in (2, 1, 0.001, -1)]
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(client.create_flow(night), "nights")
+        runs = [
+            client.create_flow_run_from_deployment(deployment, state=Scheduled(scheduled_time=time))
+            for time in times
+        ]
+
+    def ends(run, **changes):
+        changed = run.model_copy(update={"auto_scheduled": True} | changes)
+        with FlowRunContext.model_construct(flow_run=changed):
+            state = superseded()
+        return state is not None and state.is_cancelled()
+
+    assert [ends(run) for run in runs] == [True, True, False, False]
+    assert not ends(runs[0], auto_scheduled=False)  # a user has started it
+    assert not ends(runs[0], deployment_id=None)
+    assert superseded() is None
