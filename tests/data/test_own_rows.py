@@ -55,6 +55,18 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
         ),
         ({"chosen": [{"from": "gpt", "value": "b"}]}, "with role and content, but has from, value"),
         ({"chosen": None}, "'chosen' is null, but a list of messages is needed"),
+        *(
+            ({"chosen": [{"role": "assistant", "content": "b", key: "c"}]}, f"has {key} beside its content")
+            for key in ("reasoning_content", "reasoning", "thinking")
+        ),
+        (
+            {
+                "prompt": "",
+                "chosen": messages("u a", "a b", "u c", "a d"),
+                "rejected": messages("u a", "a e", "u c", "a d"),
+            },
+            "'chosen' must be one message of the assistant",
+        ),
     ],
 )
 def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
