@@ -109,7 +109,9 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
     else:
         beginning = _messages(prompt, "prompt")
     answers = [_answer(messages, beginning, column) for column, messages in conversations.items()]
-    return _prompt_text(beginning), answers[0], answers[1]
+    # A text is read as in rows of texts, where it may be a dialogue.
+    is_text = isinstance(prompt, str) and prompt != ""
+    return prompt if is_text else _prompt_text(beginning), answers[0], answers[1]
 
 
 def _messages(value: Any, column: str) -> list[Message]:

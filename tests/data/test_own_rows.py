@@ -76,6 +76,21 @@ def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_empty_reasoning_is_none(tmp_path):
+    """Tables give each message all keys that one of them has."""
+    answers = {
+        name: [{"role": "assistant", "content": name, "thinking": None}] for name in ("chosen", "rejected")
+    }
+    assert one_pair(tmp_path, {"prompt": messages("u Hi?")} | answers) == ("Hi?", "chosen", "rejected")
+
+
+def test_a_prompt_of_text_is_the_same_with_completions_of_either_form(tmp_path):
+    prompt = "Human: a\n\nAssistant: b\n\nHuman: c"
+    plain = one_pair(tmp_path, {"prompt": prompt, "chosen": "Yes.", "rejected": "No."})
+    answers = {"chosen": messages("a Yes."), "rejected": messages("a No.")}
+    assert one_pair(tmp_path, {"prompt": prompt} | answers) == plain
+
+
 # --- names, columns, csv
 
 
