@@ -23,7 +23,8 @@ from components.data.validation import validate
 from components.evaluation.control_tokens import with_control_tokens
 from components.evaluation.equal_pairs import hidden_warnings
 from components.evaluation.judges.judge import JudgeSection
-from components.federation.protocol import check_participants
+from components.federation.method import method_of
+from components.federation.protocol import build_federation
 from components.inputs import hash_path, is_larger, named_files
 from components.models.backbone import EMBEDDED, TINY, BackboneError
 from components.models.policy import PolicyError
@@ -107,7 +108,9 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
     data_set = with_control_tokens(recipe, data_set)
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     active = {name: sum(rows.rows().values()) for name, rows in data_set.clients.items() if rows.train}
-    check_participants(len(active), recipe.federation.clients_per_round)
+    counts = {name: rows.rows() for name, rows in data_set.clients.items()}
+    federation = build_federation(counts, "", recipe.federation.clients_per_round)
+    method_of(recipe.federation).start(federation, recipe.seed)  # which may need more clients, or their pairs
     judge = cast(JudgeSection, recipe.evaluation.judge)
     if judge.pair_reader() is not None:
         with TemporaryDirectory() as folder:

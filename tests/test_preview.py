@@ -53,11 +53,20 @@ def test_owners_without_a_training_pair_are_named_and_their_pairs_are_not_among_
     assert "clients without a training pair, which train in no round: 1 (owner-3)\n" in describe_data(found)
 
 
+FEDBISCUIT = {
+    "federation.method": "fedbiscuit",
+    "federation.options": "{selectors: 3, warmup_rounds: 1}",
+    "federation.rounds": 12,
+}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"data.clients": 20}, r"data\.clients is 20, but .* 10 owners .* set data\.clients to 10"),
         ({"federation.clients_per_round": 11, "data.clients": "null"}, "but only 10 clients"),
+        ({**FEDBISCUIT, "federation.options": "{selectors: 11, warmup_rounds: 1}"}, "but only 4 clients"),
+        ({**FEDBISCUIT, "data.validation": 0}, "no client has validation pairs"),
         ({"data.options": "{judge_clients: 0}"}, "the judge has 0 training and 0 held-out pairs"),
         ({"data.test": 1e-6}, "leaves no held-out"),
         ({"data.partition": "margin"}, "no margin"),

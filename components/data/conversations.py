@@ -4,7 +4,7 @@ A message is an object with a `role` (system, user or assistant) and its `conten
 be JSON texts, as tables write them that have no lists. The prompt may be a list of messages, a text, which
 stands for one message of the user, or absent. Then it is what both completions begin with. Where a
 completion repeats the prompt, as in data sets that give whole conversations, the repetition is left out. What
-remains must be one message of the assistant.
+remains must be one message of the assistant. Reasoning beside the content is refused, since it would be lost.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MARKERS = {"user": "Human", "assistant": "Assistant"}
 ROLES = ("system", *MARKERS)
 TOOLS = ("tool", "function", "ipython", "observation")
 """Roles of what tools answer, as chat templates name them."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys of what the assistant thought before its content, as chat templates and servers name them."""
 Row = TypeVar("Row", bound=Mapping[str, Any])
 NOTED = "rows whose messages are JSON text"
 NO_COLUMNS: Mapping[str, str] = {}
@@ -107,7 +109,9 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
     else:
         beginning = _messages(prompt, "prompt")
     answers = [_answer(messages, beginning, column) for column, messages in conversations.items()]
-    return _prompt_text(beginning), answers[0], answers[1]
+    # A text is read as in rows of texts, where it may be a dialogue.
+    is_text = isinstance(prompt, str) and prompt != ""
+    return prompt if is_text else _prompt_text(beginning), answers[0], answers[1]
 
 
 def _messages(value: Any, column: str) -> list[Message]:
@@ -131,6 +135,12 @@ def _message(item: Any, where: str) -> Message:
     if not isinstance(content, str):
         parts = ": join its parts to one text" if isinstance(content, list) else ""
         raise ValueError(f"{where}: its content must be text, but is {_kind(content)}{parts}")
+    reasoning = next((key for key in REASONING if item.get(key)), None)
+    if reasoning is not None:
+        raise ValueError(
+            f"{where} has {reasoning} beside its content, which would not be trained on: write it into the"
+            " content as the model is to write it, or remove it"
+        )
     return role, content.strip()
 
 

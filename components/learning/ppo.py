@@ -51,9 +51,9 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def leave_one_out(rewards: torch.Tensor, samples: int) -> torch.Tensor:
     """Rewards [N] less the mean of the other samples of the prompt (Ahmadian et al. 2024, eq. 8).
 
-    The samples of a prompt, at least 2, are next to each other; their sum is 0.
+    The samples of a prompt, at least 2, are next to each other; their sum is 0, and equal ones give 0.
     """
-    groups = rewards.reshape(-1, samples)
+    groups = _from_first(rewards, samples)
     others = (groups.sum(1, keepdim=True) - groups) / (samples - 1)
     return (groups - others).reshape(-1)
 
@@ -63,9 +63,18 @@ def normalize_groups(rewards: torch.Tensor, samples: int) -> torch.Tensor:
 
     The samples of a prompt, at least 2, are next to each other; equal ones give 0.
     """
-    groups = rewards.reshape(-1, samples)
+    groups = _from_first(rewards, samples)
     deviations = groups - groups.mean(1, keepdim=True)
     return (deviations / (groups.std(1, keepdim=True) + 1e-4)).reshape(-1)
+
+
+def _from_first(rewards: torch.Tensor, samples: int) -> torch.Tensor:
+    """Rewards [N] less that of the prompt's first sample, [N / samples, samples].
+
+    Advantages do not depend on it; the mean of equal rewards would differ from them in the last digit.
+    """
+    groups = rewards.reshape(-1, samples)
+    return groups - groups[:, :1]
 
 
 def estimate_kl(

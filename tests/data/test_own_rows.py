@@ -55,6 +55,18 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
         ),
         ({"chosen": [{"from": "gpt", "value": "b"}]}, "with role and content, but has from, value"),
         ({"chosen": None}, "'chosen' is null, but a list of messages is needed"),
+        *(
+            ({"chosen": [{"role": "assistant", "content": "b", key: "c"}]}, f"has {key} beside its content")
+            for key in ("reasoning_content", "reasoning", "thinking")
+        ),
+        (
+            {
+                "prompt": "",
+                "chosen": messages("u a", "a b", "u c", "a d"),
+                "rejected": messages("u a", "a e", "u c", "a d"),
+            },
+            "'chosen' must be one message of the assistant",
+        ),
     ],
 )
 def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
@@ -62,6 +74,21 @@ def test_conversations_that_are_no_pair_are_refused(tmp_path, changed, words):
     with pytest.raises(DataError, match=rf"row 1: .*{words}") as caught:
         one_pair(tmp_path, row | changed)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_empty_reasoning_is_none(tmp_path):
+    """Tables give each message all keys that one of them has."""
+    answers = {
+        name: [{"role": "assistant", "content": name, "thinking": None}] for name in ("chosen", "rejected")
+    }
+    assert one_pair(tmp_path, {"prompt": messages("u Hi?")} | answers) == ("Hi?", "chosen", "rejected")
+
+
+def test_a_prompt_of_text_is_the_same_with_completions_of_either_form(tmp_path):
+    prompt = "Human: a\n\nAssistant: b\n\nHuman: c"
+    plain = one_pair(tmp_path, {"prompt": prompt, "chosen": "Yes.", "rejected": "No."})
+    answers = {"chosen": messages("a Yes."), "rejected": messages("a No.")}
+    assert one_pair(tmp_path, {"prompt": prompt} | answers) == plain
 
 
 # --- names, columns, csv

@@ -43,6 +43,14 @@ def test_groups_are_normalized_each_by_its_own_deviation():
     assert normalize_groups(rewards, 3).tolist() == pytest.approx([-1, 0, 1, 0, 0, 0], abs=1e-3)
 
 
+@pytest.mark.parametrize("advantages", [leave_one_out, normalize_groups])
+@pytest.mark.parametrize("samples", [2, 3, 7, 8])
+def test_equal_rewards_of_a_prompt_give_exactly_0(advantages, samples):
+    """The fp32 mean of 7 rewards of 100.3 is not 100.3, and a deviation would enlarge the difference."""
+    rewards = torch.tensor([0.1, 20.3, 100.3]).repeat_interleave(samples)
+    assert torch.equal(advantages(rewards, samples), torch.zeros(3 * samples))
+
+
 def test_both_estimates_have_the_kl_as_their_mean_and_one_is_never_negative():
     policy = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     reference = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)

@@ -20,13 +20,14 @@ from pydantic import Field, FiniteFloat, field_validator
 from components.config import DataConfig
 from components.data.conversations import ConversationRow, noted, noted_warnings
 from components.data.holdout import hold_out
-from components.data.raw import BareText, Label, RawRow, Text, collect, column_names, messages_in
+from components.data.raw import BareText, Label, RawRow, Text, collect, column_names
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.source import PairSource
 from components.data.splits import in_splits
 
 TURN = "\n\nAssistant:"
+USER_TURN = "\n\nHuman:"
 CITATION = re.compile(r"[ \t]*\[\d+(?:\s*,\s*\d+)*\]")
 
 
@@ -247,46 +248,17 @@ class WebGpt(HubPairs):
         return Pair(row.question, chosen, rejected, margin=abs(margin))
 
 
-class UltraFeedbackRow(RawRow):
-    """A prompt with two completions: texts, or lists of chat messages that the answer ends."""
-
-    prompt: Text
-    chosen: Text
-    rejected: Text
-
-    @field_validator("chosen", "rejected", mode="before")
-    @classmethod
-    def _answer(cls, value: Any) -> Any:
-        """A text unchanged; of a list of messages the last one of the assistant."""
-        value = messages_in(value) or value if isinstance(value, str) else value
-        if not isinstance(value, list):
-            return value
-        if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in value):
-            raise ValueError(
-                "must be text or a list of messages, each an object with role and content, but is"
-                f" {str(value)[:60]!r}"
-            )
-        answers = [message["content"] for message in value if message["role"] == "assistant"]
-        if not answers:
-            raise ValueError(
-                f"is a list of {len(value)} messages without a turn of the assistant, which would be the"
-                " answer"
-            )
-        return answers[-1]
-
-
 class UltraFeedback(HubPairs):
     """Answers to instructions of many kinds (Cui et al., 2023; FedPDPO D.1.1).
 
-    The exact schema was not verified on the hub, so both forms of completions are read. Use
-    data.partition iid, or the source mixture. Its test split of 895 rows stays the test split;
-    FedPDPO tests on as many pairs. Of the 17.1 thousand training rows FedPDPO takes 12,000, without
-    saying which.
+    The exact schema was not verified on the hub, so both forms of completions are read; of messages,
+    the answer must follow the prompt alone. Use data.partition iid, or the source mixture. Its test
+    split of 895 rows stays the test split; FedPDPO tests on as many pairs. Of the 17.1 thousand
+    training rows FedPDPO takes 12,000, without saying which.
     """
 
     name = "ultrafeedback"
     hub = "kaitchup/UltraFeedback-prompt-chosen-rejected"
-    row = UltraFeedbackRow
     splits = ("train", "test")
 
 
@@ -328,4 +300,6 @@ class HhRlhf(HubPairs):
             return "dialogues without a common prompt"
         if not (chosen.strip() and rejected.strip()):
             return "empty answer"
+        if USER_TURN in chosen or USER_TURN in rejected:
+            return "dialogue that the user ends"  # the assistant's answer differs in an earlier turn
         return Pair(prompt, chosen, rejected, domain=self.subset)
