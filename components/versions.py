@@ -5,7 +5,7 @@ that depend on it. Raise it together with a change of code that changes what the
 that an artifact of the earlier code is not taken for one of the present code.
 """
 
-ROUNDS = 5
+ROUNDS = 6
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
 SAME_TEXT = 2
