@@ -53,13 +53,13 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def unreachable(monkeypatch):
+def unreachable(monkeypatch, hub_online):
     """A hub at an address where nothing listens."""
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
 @pytest.fixture
-def local_hub(tmp_path, monkeypatch):
+def local_hub(tmp_path, monkeypatch, hub_online):
     """A hub in this process, with one model."""
     file = tmp_path / "somebody" / "model" / "resolve" / "main" / "config.json"
     file.parent.mkdir(parents=True)

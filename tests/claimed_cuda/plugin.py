@@ -7,12 +7,18 @@ when it is imported.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from tests.claimed_cuda.hooks import load_hooks
+from tests.claimed_cuda.hooks import LIBRARY, compile_hooks, load_hooks
 
-load_hooks()
+FOLDER = tempfile.TemporaryDirectory(prefix="claimed-cuda-")
+"""Of this process, since the library names the folder of the torch that it was compiled for."""
+
+os.environ[LIBRARY] = compile_hooks(Path(FOLDER.name))
+load_hooks(os.environ[LIBRARY])
 
 import pytest  # noqa: E402
 

@@ -1,9 +1,10 @@
 """A pytest plug-in: processor seconds of each test file, compared with those of tests/costs.json.
 
-`--costs=check` fails the session where a file needs 30 seconds more than recorded, or all files half as
-much again: give expensive tests the mark `long`, or record the costs anew by `make test
-PYTEST_ARGS=--costs=record`, and say why. On a slower machine, where a fixed computation takes longer, more is
-allowed. Counted are the processes of tests and those that they wait for, not the session's Prefect server.
+`--costs=check` notes which file needs 30 seconds more than recorded, and whether all files need half as much
+again: give expensive tests the mark `long`, or record the costs anew by `make test
+PYTEST_ARGS=--costs=record`. No note fails a session, since the same file needs up to twice as much beside
+others. On a slower machine, where a fixed computation takes longer, more is allowed. Counted are the
+processes of tests and those that they wait for, not the session's Prefect server.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CALIBRATION = "(a fixed computation)"
 """Name of its seconds among the recorded costs."""
 MEASURED: Counter[str] = Counter()
 """Processor seconds by file, in this process or, of a controller of xdist, in all of its workers."""
-FAULTS: list[str] = []
+NOTES: list[str] = []
 """What the check has found."""
 
 
@@ -79,7 +80,7 @@ def grown_files(measured: Mapping[str, float], recorded: Mapping[str, float], he
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
-    parser.addoption("--costs", choices=["check", "record"], help="check or record tests/costs.json")
+    parser.addoption("--costs", choices=["check", "record"], help="compare with or record tests/costs.json")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -116,14 +117,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         costs = {CALIBRATION: round(calibrate(), 3)} | costs
         RECORDED.write_text(json.dumps(costs, indent=0) + "\n", encoding="utf-8")
     elif config.option.costs == "check":
-        FAULTS.extend(grown_files(MEASURED, recorded_costs(), calibrate()))
-        if FAULTS:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        NOTES.extend(grown_files(MEASURED, recorded_costs(), calibrate()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the files that have become too expensive, and the sum."""
     if config.option.costs:
         terminalreporter.write_line(f"processor seconds: {MEASURED.total():.0f}")
-        for line in FAULTS:
-            terminalreporter.write_line(f"error: {line}", red=True)
+        for line in NOTES:
+            terminalreporter.write_line(f"note: {line}")

@@ -1,8 +1,6 @@
-"""The files of the long tier, and those that a change concerns: `python -m tests.support.long_tier [BASE]`.
+"""The files of the long tier, and those that a change concerns: `python -m tests.support.long_tier BASE`.
 
-Prints the files of tests/long.yaml that changed since the commit BASE, or of which a source did. Without
-BASE, a change is all that was committed within four hours before the last commit; its first commit and the
-number of commits go to the standard error. All files are printed where the history does not reach so far.
+Prints the files of tests/long.yaml that changed since the commit BASE, or of which a source did.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
-from datetime import timedelta
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypedDict
@@ -20,7 +17,6 @@ import yaml
 from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[2]
-CHANGE = timedelta(hours=4)
 ALL = ("constraints.txt", "tests/conftest.py", "tests/support/pipeline.py")
 """A change of these concerns all files."""
 
@@ -54,27 +50,11 @@ def with_examples(names: Iterable[str], examples: Collection[str]) -> list[Param
     return [pytest.param(name, marks=[] if name in examples else pytest.mark.long) for name in cases]
 
 
-def git(*arguments: str) -> str:
-    """Output of a git command in this checkout."""
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
-def main(base: str = "") -> None:
+def main(base: str) -> None:
     """Print a line for each file."""
-    if not base:
-        last = int(git("log", "-1", "--format=%ct"))
-        base = git("rev-list", "-1", f"--before={last - int(CHANGE.total_seconds())}", "HEAD")
-    try:
-        count = git("rev-list", "--count", f"{base}..HEAD") if base else ""
-    except subprocess.CalledProcessError:
-        count = ""
-    if not count:
-        print(f"all long tests: the history here does not have {base or 'what was before'}", file=sys.stderr)
-        print("\n".join(long_files()))
-        return
-    print(f"the long tests that {count} commits since {base} concern", file=sys.stderr)
-    print("\n".join(concerned(git("diff", "--name-only", "--no-renames", base, "HEAD").splitlines())))
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", "--no-renames", base, "HEAD"]
+    changed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    print("\n".join(concerned(changed)))
 
 
 if __name__ == "__main__":

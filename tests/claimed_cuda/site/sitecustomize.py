@@ -3,9 +3,9 @@
 import os
 
 if "CLAIMED_DEVICES" in os.environ and "FED_RLHF_GPU" in os.environ:
-    from tests.claimed_cuda.hooks import load_hooks
+    from tests.claimed_cuda.hooks import LIBRARY, load_hooks
 
-    load_hooks()
+    load_hooks(os.environ[LIBRARY])
 
     from tests.claimed_cuda.devices import claimed_devices
 
