@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu the package python3-venv)" >&2; exit 1; }
 	@echo "installing pinned dependencies into $(VENV) (minutes the first time) ..."
 	@$(PIP) install --no-compile -c constraints.txt torch==2.13.0
-	@$(PIP) install --no-compile -c constraints.txt -e '.[alpaca-eval,demo,dev,ray]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[alpaca-eval,demo,dev,privacy,ray]'
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib components flows infra perf tasks || true
 	@touch $@
 

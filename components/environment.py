@@ -72,7 +72,6 @@ QUIET_LOGGERS = {
     "mlflow.store.db.utils": logging.CRITICAL,  # it logs with a stack trace what it raises
     "mlflow.tracking._model_registry": logging.WARNING,
     "absl": logging.WARNING,
-    "matplotlib.font_manager": logging.WARNING,
     "bitsandbytes": logging.ERROR,  # it warns at each product that it computes in float16
 }
 
@@ -242,3 +241,10 @@ def preserve_root_log_level() -> Iterator[None]:
         yield
     finally:
         logging.getLogger().setLevel(level)
+
+
+def set_torch_threads(threads: int) -> None:
+    """Set the threads of a CPU operation of this process; the last bits of a result depend on them."""
+    import torch
+
+    torch.set_num_threads(max(1, threads))

@@ -10,19 +10,11 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 PRIVATE = 0o600
 """Mode of a file that its owner alone may read; its folder has 0700."""
-ABANDONED: ContextVar[Event | None] = ContextVar("ABANDONED", default=None)
-"""Set where nobody waits any more for the work of this context, which then writes nothing."""
-
-
-class AbandonedError(Exception):
-    """Work that nobody waits for would write a file."""
 
 
 class FullDiskError(OSError):
@@ -34,10 +26,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
 
     Raises:
         FullDiskError: no space is left.
-        AbandonedError: see ABANDONED.
     """
-    if (abandoned := ABANDONED.get()) is not None and abandoned.is_set():
-        raise AbandonedError(f"{path} is not written any more")
     path.parent.mkdir(parents=True, exist_ok=True)
     if mode == PRIVATE:
         path.parent.chmod(0o700)

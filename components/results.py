@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from components.config.errors import UserError
 from components.io import write_atomically
@@ -24,10 +24,6 @@ AS_RUN = "as-run.json"
 
 A repetition of the same work writes the same result, and another such file. DVC ignores it.
 """
-
-
-class ResultError(UserError, ValueError):
-    """A result file that cannot be read."""
 
 
 class Result(BaseModel):
@@ -75,7 +71,7 @@ class StoredResult(Result):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a result; a ResultError says that another version wrote the file, or that it is damaged."""
+        """Read a result; a UserError says that another version wrote the file, or that it is damaged."""
         try:
             content = path.read_bytes()
             version = _Version.model_validate_json(content).schema_version
@@ -87,7 +83,7 @@ class StoredResult(Result):
             if isinstance(error, ValidationError):
                 first = error.errors()[0]
                 reason = f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
-            raise ResultError(
+            raise UserError(
                 f"{path} cannot be read as a result of this version of the project ({reason}): use the"
                 " version that wrote it, or start a new run."
             ) from None
@@ -116,6 +112,14 @@ class Metrics(Result):
             series |= other.series
         return Metrics(scalars=scalars, series=series)
 
+    @classmethod
+    def mean(cls, measured: Sequence[Metrics]) -> Metrics:
+        """The means of the scalars that all of several measurements have; a single one as it is."""
+        if len(measured) == 1:
+            return measured[0]
+        names = set.intersection(*(set(one.scalars) for one in measured))
+        return cls(scalars={n: statistics.fmean(one.scalars[n] for one in measured) for n in sorted(names)})
+
     def without_seconds(self) -> Metrics:
         """The numbers without wall times."""
         scalars = {name: value for name, value in self.scalars.items() if name.split("/")[-1] != "seconds"}
@@ -133,15 +137,43 @@ class Traffic(Result):
 class ClientRecord(Result):
     """What a client did in a step."""
 
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    # Name of the server's adapter that it trained, `slot` in files; empty where it trained none.
-    adapter_name: str = Field("", alias="slot")
+    adapter_name: str = ""  # of the server's adapter that it trained; empty where it trained none
     rows: int  # number of its rows that the job could use
-    # Mean validation losses by adapter of a score job; NaN without validation pairs.
+    # Mean validation losses by adapter of a job that measures them; NaN without validation pairs.
     losses: list[float] = Field(default_factory=list)
     metrics: Metrics = Metrics()  # of its training
     traffic: Traffic = Traffic()
+
+
+class ClientTotal(ClientRecord):
+    """What the clients did in a step, without single ones: sums of rows and bytes, and means of scalars."""
+
+    clients: int
+
+    @classmethod
+    def of(cls, records: Sequence[ClientRecord]) -> Self:
+        """The total of records, of at least one client."""
+        traffic = {
+            name: sum(getattr(record.traffic, name) for record in records) for name in Traffic.model_fields
+        }
+        return cls(
+            clients=len(records),
+            rows=sum(record.rows for record in records),
+            metrics=Metrics(scalars=mean_scalars(record.metrics for record in records)),
+            traffic=Traffic(**traffic),
+        )
+
+
+class PrivacySpent(Result):
+    """What a federation has spent of its clients' privacy, see components.privacy.ledger."""
+
+    unit: str  # what is protected
+    epsilon: float | None  # of one unit; None where secrets are simulated, so that there is none
+    delta: float  # probability with which the guarantee may fail
+    relation: str  # how two data sets differ that cannot be told apart
+    sampling: str  # how units were drawn for a release
+    accountant: str  # what computes epsilon
+    outside: str = ""  # what is not covered, in words
 
 
 class StepRecord(Result):
@@ -152,12 +184,15 @@ class StepRecord(Result):
     phase: str  # name of the step within its round; 'train' ends the round
     rounds_done: int  # complete ones after the step
     logged_at: int  # round at which the server's metrics of the step are logged
-    clients: dict[str, ClientRecord]  # the accepted updates, by client
+    # What each client with an accepted update did; empty where single figures are not permitted.
+    clients: dict[str, ClientRecord]
+    total: ClientTotal | None = Field(None, exclude_if=lambda total: total is None)  # in place of `clients`
     failed: dict[str, str]  # reasons of clients without an update
     refused: dict[str, str]  # reasons of refused updates, by client
     adapters: dict[str, str]  # hashes of the server's adapters after the step, by name
     memory: dict[str, JsonValue]  # the method's memory after the step
     server: Metrics
+    privacy: PrivacySpent | None = Field(None, exclude_if=lambda spent: spent is None)  # so far
     aggregation_seconds: float | None = None  # wall time; None where it is unknown
 
     def without_seconds(self) -> StepRecord:
@@ -166,7 +201,23 @@ class StepRecord(Result):
             name: client.model_copy(update={"metrics": client.metrics.without_seconds()})
             for name, client in self.clients.items()
         }
-        return self.model_copy(update={"clients": clients, "aggregation_seconds": None})
+        total = self.total and self.total.model_copy(update={"metrics": self.total.metrics.without_seconds()})
+        return self.model_copy(update={"clients": clients, "total": total, "aggregation_seconds": None})
+
+    @property
+    def updates(self) -> list[ClientRecord]:
+        """What the clients did: each, or the total."""
+        return list(self.clients.values()) if self.total is None else [self.total]
+
+    def scalar_sum(self, name: str) -> float:
+        """Sum over the clients of one of their scalars; of a total, its mean times the number of clients."""
+        values = [record.metrics.scalars.get(name, 0.0) for record in self.updates]
+        return sum(values, 0.0) * (1 if self.total is None else self.total.clients)
+
+    @property
+    def participants(self) -> int:
+        """Clients with an accepted update."""
+        return len(self.clients) if self.total is None else self.total.clients
 
     @property
     def ends_round(self) -> bool:
@@ -175,17 +226,39 @@ class StepRecord(Result):
 
     def client_means(self) -> dict[str, float]:
         """Mean over the clients of each of their scalars, over those that have it."""
-        values: dict[str, list[float]] = {}
-        for client in self.clients.values():
-            for name, value in client.metrics.scalars.items():
-                values.setdefault(name, []).append(value)
-        return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+        return mean_scalars(record.metrics for record in self.updates)
+
+
+def mean_scalars(measured: Iterable[Metrics]) -> dict[str, float]:
+    """The mean of each scalar, over the measurements that have it."""
+    values: dict[str, list[float]] = {}
+    for metrics in measured:
+        for name, value in metrics.scalars.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
+
+
+def worst_tenth(values: Sequence[float]) -> float:
+    """Mean of the tenth of the values that is the smallest, rounded up to whole values; NaN without any."""
+    count = math.ceil(len(values) / 10)
+    return statistics.fmean(sorted(values)[:count]) if count else math.nan
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Jain's fairness index (sum x)^2 / (n sum x^2): 1 where all values are equal, 1/n where one has all.
+
+    Jain, Chiu and Hawe 1984. NaN without values, with one below 0, or where all are 0.
+    """
+    squares = sum(value**2 for value in values)
+    if not squares or min(values) < 0:
+        return math.nan
+    return sum(values) ** 2 / (len(values) * squares)
 
 
 class AccuracySummary(Result):
     """Accuracy over clients; each client counts once."""
 
-    mean: float  # over clients, in [0, 1]
+    mean: float  # over clients, in [0, 1]; of noised verdicts it is an estimate that may lie outside
     worst: float
     best: float
     clients: dict[str, float]
@@ -194,6 +267,16 @@ class AccuracySummary(Result):
     def spread(self) -> float:
         """Standard deviation over the clients."""
         return statistics.pstdev(self.clients.values()) if self.clients else math.nan
+
+    @property
+    def worst_tenth(self) -> float:
+        """See worst_tenth."""
+        return worst_tenth(list(self.clients.values()))
+
+    @property
+    def jain(self) -> float:
+        """See jain_index."""
+        return jain_index(list(self.clients.values()))
 
 
 class AccuracyReport(AccuracySummary):
@@ -212,6 +295,14 @@ class AccuracyReport(AccuracySummary):
     by_metric: dict[str, AccuracySummary] = Field(default_factory=dict)  # by other margins
     # The same report with the one adapter that each client uses; None where all use the same.
     assigned: AccuracyReport | None = None
+    # Reasons of clients that were asked and gave no figures.
+    missing: dict[str, str] = Field(default_factory=dict, exclude_if=lambda missing: not missing)
+
+    @property
+    def answered(self) -> str:
+        """How many of the clients were measured, in words; empty where all were."""
+        count = len(self.clients)
+        return f"{count} of {count + len(self.missing)} clients" if self.missing else ""
 
 
 class RoundEvaluation(StoredResult):
@@ -222,25 +313,57 @@ class RoundEvaluation(StoredResult):
     measures: dict[str, Metrics] = Field(default_factory=dict)  # what the method measures besides
 
 
-class OutcomeRecord(Result):
-    """Whose model answers after the rounds, or after the alignment, see components.federation.outcome."""
+class UnseenResult(StoredResult):
+    """Accuracy of clients that took part in no round, on their held-out pairs."""
 
-    kind: str  # name of the outcome's class
+    accuracy: AccuracyReport
+    note: str  # what their models are
+    own_pairs: dict[str, int]  # training pairs that each may use, by client
+
+
+class Outcome(Result):
+    """Whose model answers after the rounds, or after the alignment.
+
+    components/federation/outcome.py plans the jobs that measure it, and exports it.
+    """
+
+    trained_model: Literal["selector", "policy"] = "policy"  # section of the recipe that the adapters are of
     # Hashes of adapters in the federation's store, by name; empty of a policy that the server aligned.
     adapters: dict[str, str] = Field(default_factory=dict)
     # By client, the name of the adapter that it uses; empty where all use the same.
     assignment: dict[str, str] = Field(default_factory=dict)
+    votes: bool = False  # whether all adapters, of selectors, vote on a client's pairs too
+    # What belongs to a client's model beside an adapter, and stays with it: private modules or steps on
+    # its pairs, examples in its prompts, or nothing.
+    own: Literal["", "modules", "examples"] = ""
     # By client, the key of its last accepted job, after which its private state is stored; empty
-    # before its first one. Only for clients with private state.
+    # before its first one. Only for clients with models of their own beside an adapter.
     job_keys: dict[str, str] = Field(default_factory=dict)
+    is_aligned: bool = False  # whether the server has aligned it, a policy, by DPO on labeled pairs
     # Of an aligned policy: its PEFT folder, or the folder of one for each client, relative to the
     # alignment's folder.
     folder: str = ""
 
-    @field_validator("kind")
-    @classmethod
-    def _rename(cls, kind: str) -> str:
-        return "shared-policy" if kind == "single" else kind  # the name in files of earlier versions
+    @property
+    def clients(self) -> list[str]:
+        """The clients with models of their own, sorted; empty where all clients use the same."""
+        return sorted(self.job_keys) if self.own else [] if self.votes else sorted(self.assignment)
+
+    @property
+    def labels_pairs(self) -> bool:
+        """Whether the adapters are of selectors, which label the pairs that a policy is aligned with."""
+        return self.trained_model == "selector"
+
+    @property
+    def has_client_policies(self) -> bool:
+        """Whether the policy is an adapter for each client."""
+        return not self.labels_pairs and bool(self.assignment)
+
+    def adapters_of(self, client: str) -> tuple[str, ...]:
+        """The adapters of a client's model: one, or those of all selectors; of the empty name, all."""
+        if client in self.assignment and not self.votes:
+            return (self.adapters[self.assignment[client]],)
+        return tuple(self.adapters[name] for name in sorted(self.adapters))
 
 
 class ExportedAdapter(Result):
@@ -253,9 +376,7 @@ class ExportedAdapter(Result):
 class FederationResult(StoredResult):
     """Result of the phase federate."""
 
-    outcome: OutcomeRecord  # what the rounds ended with
-    accuracy_label: str  # what the accuracies are accuracies of
-    accuracy_note: str  # how clients are measured that do not all use the same adapter; else empty
+    outcome: Outcome  # what the rounds ended with
     rounds: int
     records: list[StepRecord]  # all committed steps
     # What was measured, in the order of the rounds: before the first one, at the recipe's cadence,
@@ -263,6 +384,9 @@ class FederationResult(StoredResult):
     evaluations: list[RoundEvaluation]
     adapters: dict[str, ExportedAdapter]  # the exported final adapters by name
     diagnostics: list[str]  # names of the method's diagnostics (components/evaluation/diagnostics)
+    # None, and not in the file, where no clients are left out of the rounds (data.unseen_clients).
+    unseen: UnseenResult | None = Field(None, exclude_if=lambda unseen: unseen is None)
+    privacy: PrivacySpent | None = Field(None, exclude_if=lambda spent: spent is None)
 
     def reproducible(self) -> Self:
         """The result without wall times."""
@@ -287,7 +411,14 @@ class FederationResult(StoredResult):
         """
         if len(self.evaluations) < 3:
             return None
-        return max(self.evaluations[1:], key=lambda evaluation: evaluation.accuracy.mean)
+        return max(self.comparable[1:], key=lambda evaluation: evaluation.accuracy.mean)
+
+    @property
+    def comparable(self) -> list[RoundEvaluation]:
+        """The measurement before the rounds, and those after it of the same clients as the last one."""
+        clients = self.after.accuracy.clients.keys()
+        later = [one for one in self.evaluations[1:] if one.accuracy.clients.keys() == clients]
+        return [self.before, *later]
 
     def round_ends(self) -> list[StepRecord]:
         """The steps that completed a round."""
@@ -318,7 +449,7 @@ class LabellingResult(Result):
 class AlignmentResult(StoredResult):
     """Result of the phase align."""
 
-    policy: OutcomeRecord  # with its folder
+    policy: Outcome  # with its folder
     reference: str  # policy that the KL is measured to: base, sft or round_start
     metrics: dict[str, float]  # numbers of the alignment, e.g. kl_sequence (nats per completion)
     # Metrics of each optimizer step, under TRL's names; empty without DPO on the server.
@@ -361,6 +492,17 @@ class ContestFigures(WinRate):
     length_controlled_low: float
     length_controlled_high: float
     length_effect: float  # coefficient of the length difference
+    # That rate at equal length and style, and the coefficients of all differences in the same model; None
+    # and empty without evaluation.style_control.
+    style_controlled: float | None = None
+    style_controlled_low: float | None = None
+    style_controlled_high: float | None = None
+    style_effects: dict[str, float] = Field(default_factory=dict)
+    # That rate without the judge's errors, see components/evaluation/judge_errors.py; None where the judge
+    # has no held-out pairs, or is not better than chance.
+    corrected: float | None = None
+    corrected_low: float | None = None
+    corrected_high: float | None = None
     single_order: WinRate  # our answer shown first alone; a judge that favours the first favours ours
 
 
@@ -389,6 +531,11 @@ class AlpacaEvalFigures(Result):
     equal_length_win_rate: float  # percent, see components/evaluation/length_control.py
     equal_length_low: float  # 95% interval, percent
     equal_length_high: float
+    # The same at equal length and style (percent); None without evaluation.style_control.
+    equal_style_win_rate: float | None = None
+    equal_style_low: float | None = None
+    equal_style_high: float | None = None
+    style_effects: dict[str, float] = Field(default_factory=dict)  # coefficients, of the length too
     # AlpacaEval's own length-controlled rate (percent); None if it was not computed.
     length_controlled_winrate: float | None = None
 

@@ -5,10 +5,10 @@ that depend on it. Raise it together with a change of code that changes what the
 that an artifact of the earlier code is not taken for one of the present code.
 """
 
-ROUNDS = 6
+ROUNDS = 8
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
-SAME_TEXT = 2
+SAME_TEXT = 3
 """When two texts of a data set are the same (components/data/same_text.py); a preparation's report has it."""
 
 SELECTOR_JUDGE = 5
@@ -23,5 +23,5 @@ THOUGHT_TREES = {"text": 4, "expected": 4}
 The rounding of expected scores belongs to their trees, so a change of their batches is a version.
 """
 
-RESULTS = 2
+RESULTS = 3
 """Layout of the result files of a run or benchmark (components/results.py, evaluation/contests.py)."""

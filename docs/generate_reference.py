@@ -26,8 +26,8 @@ from typer.cli import get_docs_for_click
 from components.config import DpoObjective, Recipe, Registry
 from components.config.benchmark import Benchmark, Choice
 from components.config.data import PROMPT_SOURCES, SOURCES
-from components.config.evaluation import JUDGES
-from components.config.federation import AGGREGATORS, METHODS, MethodOptions
+from components.config.evaluation import JUDGES, REWARDS
+from components.config.federation import AGGREGATORS, METHODS
 from components.config.local_objectives import (
     CriticAdvantage,
     GaeEstimator,
@@ -36,7 +36,7 @@ from components.config.local_objectives import (
     RlooEstimator,
     SequenceAdvantage,
 )
-from components.config.rewards import REWARDS
+from components.federation.method import AveragingMethod, Method
 from components.paths import PACKAGE
 from components.reporting.metrics import ALIASES
 from flows import outputs
@@ -159,13 +159,19 @@ def kinds(name: str) -> Iterator[str]:
         else:
             by_name = {model.model_fields["kind"].default: model for model in models}
         for kind, model in by_name.items():
-            is_module = model.__name__ == "Options" or issubclass(model, MethodOptions)
+            is_module = model.__name__ == "Options" or issubclass(model, Method)
             documented = sys.modules[model.__module__] if is_module else model
             paragraph = (documented.__doc__ or "").strip().partition("\n\n")[0]
-            rows = list(key_rows(model))
+            rows = [row for row in key_rows(model) if row[0].strip("`") not in refused_keys(model)]
             yield f"### {heading[:-1]} `{kind}`\n"
             yield f"{' '.join(paragraph.split())}\n"
             yield table(KEYS, rows) if rows else "It has no options.\n"
+
+
+def refused_keys(model: type[BaseModel]) -> tuple[str, ...]:
+    """Keys that a section has, and that its method refuses."""
+    refuses = issubclass(model, AveragingMethod) and not model.averages_apart
+    return ("average_over", "finetune_rounds") if refuses else ()
 
 
 def key_rows(model: type[BaseModel], prefix: str = "", defaults: BaseModel | None = None) -> Iterator[Row]:

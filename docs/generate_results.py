@@ -1,11 +1,11 @@
-"""Generates the tables and pictures of docs/results/ from the results of the campaign.
+"""Generates the tables and pictures of docs/results/ from published results.
 
 python -m docs.generate_results            # writes into docs/results/ and docs/images/results/
 python -m docs.generate_results --check    # exit status 1 if a page or a picture is not current
 
-The source is docs/results/data/<family>.jsonl, the collected lines of perf/campaign. What stands between
-the comments `results: PART FAMILY` and `end` of a page is generated; PART is the name of a function of
-PARTS.
+The source is docs/results/data/<benchmark>.jsonl, to which `fed-rlhf benchmark --publish` appends. What
+stands between the comments `results: PART BENCHMARK` and `end` of a page is generated; PART is the name of a
+function of PARTS.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 
 import matplotlib
@@ -28,18 +29,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from components.config import UserError
-from components.config.benchmark import Benchmark
+from components.config.benchmark import Benchmark, Claim
+from components.evaluation.intervals import estimate_mean
 from components.paths import PACKAGE
+from components.recipes.benchmarks import arm_recipe, load_benchmark, select_lines
 from components.reporting.benchmark_page import commits_line, contests_table, metrics_tables, short_commit
 from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding, check_claims
+from components.reporting.claims import ENOUGH_SEEDS, FAILS, HOLDS, UNDECIDED, Finding, check_claims
 from components.reporting.formats import format_number
+from components.reporting.metrics import alias_of, named, values_of
 from components.reporting.page import Table, markdown_table
-from perf.campaign.lines import PUBLISHED, RUN, Line, read_lines, read_results
-from perf.campaign.plan import LIST, Campaign, read_campaign, runs_of
+from components.reporting.published import (
+    SUFFIX,
+    Line,
+    expected_minutes,
+    read_lines,
+    read_results,
+    runs_of,
+    seconds_of,
+)
+from components.reporting.units import CLIENTS, Units
 from perf.harness import medians
 
 FOLDER = PACKAGE / "docs" / "results"
+PUBLISHED = FOLDER / "data"
 SPEED = "performance.jsonl"
 """What `python -m perf NAME --record` appended; of each ratio the last line counts."""
 FLOWER = "peers/round_with_2_at_once_against_flower_tuned"
@@ -51,9 +64,26 @@ PAPERS = {
     "FedBiscuit": ("summarization.md", ("summarization-decisive",)),
     "DRIFT": ("reasoning.md", ("reasoning",)),
     "FedPDPO": ("personalized.md", ("personalized", "personalized-ppo")),
-    "FIRM": ("multi-objective.md", ("multi-objective", "multi-objective-moving")),
+    "FIRM": ("multi-objective.md", ("multi-objective",)),
 }
-"""By paper, the page of its claims, and the families that decide them."""
+"""By paper, the page of its claims, and the benchmarks that decide them."""
+CURVE = "when-to-federate"
+"""The benchmark of the numbers of owners and pairs."""
+CURVE_PICTURE = "![Accuracy by the pairs of an owner](../images/results/when-to-federate.svg)"
+RATES = ("personalized-rates", "personalized-ppo-rates")
+"""Benchmarks that choose learning rates for others."""
+BENCHMARKS = (CURVE, *(name for _, names in PAPERS.values() for name in names), *RATES)
+LOCAL = "local"
+ALONE = (LOCAL, "pooled", "few", "oracle", "longer", "likelihood")
+"""First parts of the names of arms that are no federated method of the paper or its baselines."""
+TASTES = ("common_assigned", "own_assigned")
+OF_CURVE = ("common", "own", "accuracy")
+REWARD = ("mean_reward",)
+"""Figures that the references are compared by."""
+PAIRS = (8, 16, 32, 64, 128)
+OWNERS = (3, 6, 12)
+"""Of the arms of the benchmark CURVE."""
+NOT_MEASURED = "not measured"
 VERDICTS = {HOLDS: ("#23916a", "o"), FAILS: ("#cc4b5b", "X"), UNDECIDED: ("#7d858f", "D")}
 """Color and marker of each verdict; the colors have a contrast of 3 on a light and on a dark page."""
 GREY = "#7d858f"
@@ -69,12 +99,11 @@ WIDTH = 8.0
 
 
 @dataclass(frozen=True)
-class FamilyResults:
-    """A family of the campaign, and what was measured of it."""
+class Published:
+    """A benchmark, and what was measured of it."""
 
     name: str
     benchmark: Benchmark
-    minutes: float  # of a run, estimated
     lines: Sequence[Line]  # of finished runs and contests
 
     @cached_property
@@ -90,16 +119,22 @@ class FamilyResults:
     @cached_property
     def seconds(self) -> dict[str, list[float]]:
         """Duration of the finished runs by arm."""
-        seconds: dict[str, list[float]] = {}
-        for line in self.lines:
-            if line["kind"] == RUN:
-                seconds.setdefault(line["arm"], []).append(line["seconds"])
-        return seconds
+        return seconds_of(self.lines)
 
     @cached_property
     def runs(self) -> list[tuple[str, int]]:
         """Arm and seed of all of its runs."""
         return runs_of(self.benchmark)
+
+    def is_comparable(self, arm: str) -> bool:
+        """Whether an arm is a federated method that trains the model that clients alone train."""
+        if arm.partition("-")[0] in ALONE:
+            return False
+        trained = [
+            arm_recipe(self.benchmark, name, self.benchmark.seeds[0]).federation.options.trained_model
+            for name in (arm, LOCAL)
+        ]
+        return trained[0] == trained[1]
 
     @cached_property
     def missing(self) -> list[tuple[str, int]]:
@@ -109,23 +144,17 @@ class FamilyResults:
 
     @property
     def missing_hours(self) -> float:
-        """Estimated hours of these, by the finished runs of the same arm or else by the family's estimate."""
-        minutes = [np.mean(self.seconds.get(arm, [60 * self.minutes])) / 60 for arm, _ in self.missing]
-        return float(sum(minutes)) / 60
+        """Estimated hours of these, by the finished runs of the same arm or else of the others."""
+        return expected_minutes(self.missing, self.seconds)[0] / 60
 
 
 class Results:
-    """The results of all families of a campaign."""
+    """The published results of all benchmarks of the pages."""
 
-    def __init__(self, campaign: Campaign, data: Path) -> None:
-        self.families = {
-            name: FamilyResults(
-                name,
-                campaign.benchmark(name),
-                family.minutes,
-                read_lines(data / f"{name}.jsonl"),
-            )
-            for name, family in campaign.families.items()
+    def __init__(self, data: Path = PUBLISHED) -> None:
+        self.benchmarks = {
+            name: Published(name, own, select_lines(read_lines(data / f"{name}{SUFFIX}"), own))
+            for name, own in ((name, load_benchmark(name)) for name in BENCHMARKS)
         }
 
         # By machine and ratio its values, and the line that has them; the last one counts.
@@ -135,8 +164,8 @@ class Results:
             own |= {name: (values, line) for name, values in line["ratios"].items()}
 
     def findings(self, names: Sequence[str]) -> list[Finding]:
-        """The checked claims of some families."""
-        return [finding for name in names for finding in self.families[name].findings]
+        """The checked claims of some benchmarks."""
+        return [finding for name in names for finding in self.benchmarks[name].findings]
 
 
 # --- parts of pages
@@ -157,17 +186,19 @@ def overview(results: Results, _: Sequence[str]) -> str:
     rows = []
     for paper, (page, names) in PAPERS.items():
         counts = Counter(finding.verdict for finding in by_paper[paper])
-        families = [results.families[name] for name in names]
-        missing = sum(len(family.missing) for family in families)
-        every_run = sum(len(family.runs) for family in families)
+        unmeasured = sum(finding.value is None for finding in by_paper[paper])
+        own = [results.benchmarks[name] for name in names]
+        missing = sum(len(each.missing) for each in own)
+        every_run = sum(len(each.runs) for each in own)
         rows.append(
             {
                 "paper": f"[{paper}]({page})",
-                **{verdict: str(counts[verdict]) for verdict in VERDICTS},
+                HOLDS: str(counts[HOLDS]),
+                FAILS: str(counts[FAILS]),
+                UNDECIDED: str(counts[UNDECIDED] - unmeasured),
+                NOT_MEASURED: str(unmeasured),
                 "runs finished": f"{every_run - missing} of {every_run}",
-                "hours missing (estimate)": format_number(
-                    sum(family.missing_hours for family in families), 0
-                ),
+                "hours missing (estimate)": format_number(sum(each.missing_hours for each in own), 0),
             }
         )
     return "\n\n".join(
@@ -180,53 +211,231 @@ def overview(results: Results, _: Sequence[str]) -> str:
 
 
 def claims(results: Results, names: Sequence[str]) -> str:
-    """The claims of families, and their verdicts."""
+    """The claims of benchmarks, and their verdicts."""
+    findings = results.findings(names)
+    if all(finding.value is None for finding in findings):
+        return f"None of the {len(findings)} claims is measured yet; the benchmark's file lists them."
     rows = [
         {
             "claim": finding.claim,
             "verdict": f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else ""),
-            "over all seeds": format_number(finding.value, DIGITS),
+            "over all seeds": format_number(finding.value, DIGITS) + finding.beside,
             "95% interval": "-"
             if finding.low is None
             else f"{format_number(finding.low, DIGITS)} to {format_number(finding.high, DIGITS)}",
             "interval over": finding.drawn,
+            "sd between; within seeds": finding.spreads,
+            "detectable": finding.detectable,
         }
-        for finding in results.findings(names)
+        for finding in findings
     ]
     return _table(rows)
 
 
 def means(results: Results, names: Sequence[str]) -> str:
-    """Means over seeds of a family's arms."""
-    table = metrics_tables(results.families[names[0]].results)[0].filled()
+    """Means over seeds of a benchmark's arms."""
+    table = metrics_tables(results.benchmarks[names[0]].results)[0].filled()
     header, *rows = zip(table.header, *table.rows, strict=True)  # a row for each figure
     turned = Table("", ["figure", *header[1:]], [[*row] for row in rows])
     return f"{markdown_table(turned)}\n\n{table.caption}"
 
 
 def contests(results: Results, names: Sequence[str]) -> str:
-    """The contests of a family."""
-    table = contests_table(results.families[names[0]].results)
+    """The contests of a benchmark."""
+    table = contests_table(results.benchmarks[names[0]].results)
     notes = "\n\n".join(table.notes)
     return f'<div class="wide" markdown>\n\n{markdown_table(table)}\n\n</div>\n\n{notes}'
 
 
 def runs(results: Results, names: Sequence[str]) -> str:
-    """The finished runs of families, and the hours of the others; without names of all families."""
+    """The finished runs of benchmarks, and the hours of the others; without names of all benchmarks."""
     rows = []
-    for name in names or results.families:
-        family = results.families[name]
-        minutes = [seconds / 60 for own in family.seconds.values() for seconds in own]
+    for name in names or results.benchmarks:
+        own = results.benchmarks[name]
+        minutes = [seconds / 60 for each in own.seconds.values() for seconds in each]
         rows.append(
             {
-                "family": f"`{name}`",
-                "runs finished": f"{len(family.runs) - len(family.missing)} of {len(family.runs)}",
+                "benchmark": f"`{name}`",
+                "runs finished": f"{len(own.runs) - len(own.missing)} of {len(own.runs)}",
                 "minutes of a run": f"{min(minutes):.0f} to {max(minutes):.0f}" if minutes else "-",
-                "hours missing (estimate)": format_number(family.missing_hours, 0),
-                "commits": commits_line(family.results.commits).partition(": ")[2] if minutes else "-",
+                "hours missing (estimate)": format_number(own.missing_hours, 0) if minutes else "-",
+                "commits": commits_line(own.results.commits).partition(": ")[2] if minutes else "-",
             }
         )
     return _table(rows)
+
+
+def references(results: Results, _: Sequence[str]) -> str:
+    """The best federated method of each benchmark beside its references, after their count."""
+    rows, verdicts = [], []
+    for paper, (page, names) in PAPERS.items():
+        for name in names:
+            own = results.benchmarks[name]
+            for figure in REWARD if name == "multi-objective" else TASTES:
+                row, verdict = _reference_row(own, figure)
+                rows.append({"benchmark": f"[{paper}]({page}), `{name}`", **row})
+                verdicts.append(verdict)
+    counts = Counter(verdicts)
+    words = (
+        f"Against owners who train alone, the best federated method is better in {counts[HOLDS]} of"
+        f" {len(rows)} comparisons and worse in {counts[FAILS]}; {counts[UNDECIDED]} are undecided and"
+        f" {counts[NOT_MEASURED]} not measured."
+    )
+    return "\n\n".join([words, CURVE_PICTURE, *_curve_words(results), _table(rows)])
+
+
+def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
+    measured = own.results.metrics
+    means = {
+        arm: float(np.mean(values))
+        for arm in own.benchmark.arms
+        if own.is_comparable(arm) and (values := values_of(measured.get(arm, {}), figure))
+    }
+    best = max(means, key=lambda arm: means[arm], default="")
+    own_results = _over_seeds_of(own.results, (best, LOCAL), figure)
+    verdict, difference = NOT_MEASURED, "-"
+    if best and values_of(measured.get(LOCAL, {}), figure):
+        # All methods are checked, because the best one is chosen by the same figures.
+        compared = [Claim(arm=arm, figure=figure, against=[LOCAL], above=0.0) for arm in means]
+        finding = check_claims(compared, own.results)[[*means].index(best)]
+        verdict, difference = finding.verdict, _with_interval(finding.value, finding.low, finding.high)
+    start = values_of({seed: _before(run) for seed, run in next(iter(measured.values()), {}).items()}, figure)
+    cells = {
+        "figure": alias_of(figure).label.removesuffix(", own adapter"),
+        "seeds": str(len(own_results.metrics.get(best, {}))),
+        "best federated": f"{best}: {mean_cell(own_results, best, figure)}" if best else "-",
+        **{arm: mean_cell(own_results, arm, figure) for arm in (LOCAL, "pooled", "few-shot")},
+        "untrained": format_number(float(np.mean(start)), DIGITS) if start else "-",
+        "federated less local": difference,
+        "verdict": f"**{verdict}**",
+    }
+    return cells, verdict
+
+
+def _over_seeds_of(results: BenchmarkResults, arms: Sequence[str], figure: str) -> BenchmarkResults:
+    """The results of the seeds that have a figure of all of these arms, of those that any seed has."""
+    having = []
+    for arm in arms:
+        runs = results.metrics.get(arm, {})
+        having.append({seed for seed, run in runs.items() if named(run, figure) is not None})
+    seeds = set.intersection(*(own for own in having if own)) if any(having) else set()
+    kept = {
+        arm: {seed: runs[seed] for seed in runs if seed in seeds} for arm, runs in results.metrics.items()
+    }
+    return replace(results, metrics=kept)
+
+
+def _before(run: Mapping[str, float]) -> dict[str, float]:
+    """What a run measured before its rounds, under the names of what it measured after them."""
+    start = "before/"
+    return {f"after/{name.removeprefix(start)}": run[name] for name in run if name.startswith(start)}
+
+
+def mean_cell(results: BenchmarkResults, arm: str, figure: str) -> str:
+    """A figure of an arm over the seeds, with its interval where there are enough seeds."""
+    runs = results.metrics.get(arm, {})
+    values = {seed: value for seed, run in runs.items() if (value := named(run, figure)) is not None}
+    if not values:
+        return "-"
+    ends = _arm_interval(results, arm, figure, values)
+    return _with_interval(float(np.mean(list(values.values()))), *ends)
+
+
+def _arm_interval(
+    results: BenchmarkResults, arm: str, figure: str, values: Mapping[int, float]
+) -> tuple[float | None, float | None]:
+    """The interval over seeds and, where the figure is a mean of them, over units; Nones with few seeds."""
+    if len(values) < ENOUGH_SEEDS:
+        return None, None
+    strata = []
+    for seed, value in values.items():
+        units = named(results.units.get(arm, {}).get(seed, {}), figure)
+        own = {"": {"": value}} if units is None else units.strata
+        strata.append(
+            {name: {unit: one / len(own) for unit, one in each.items()} for name, each in own.items()}
+        )
+    return estimate_mean(strata).interval()
+
+
+def _with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    text = format_number(value, DIGITS)
+    return text if low is None else f"{text} [{format_number(low, DIGITS)}, {format_number(high, DIGITS)}]"
+
+
+def curve(results: Results, _: Sequence[str]) -> str:
+    """Accuracy by the pairs of an owner and the number of owners, by taste and over all, and its picture."""
+    own = _with_alone_by_owners(results.benchmarks[CURVE].results)
+    cells = [*product(OF_CURVE, PAIRS, OWNERS)]
+    compared = [
+        Claim(arm=f"federated-{size}", figure=figure, against=[f"alone-{size}"], above=0.0)
+        for figure, size in ((figure, f"{pairs}x{owners}") for figure, pairs, owners in cells)
+    ]
+    findings = dict(zip(cells, check_claims(compared, own), strict=True))
+    parts = [CURVE_PICTURE]
+    for figure in OF_CURVE:
+        rows = []
+        for pairs, owners in product(PAIRS, OWNERS):
+            finding = findings[figure, pairs, owners]
+            if finding.value is None:
+                continue
+            arms = {arm: f"{arm}-{pairs}x{owners}" for arm in ("alone", "federated", "groups", "pooled")}
+            rows.append(
+                {
+                    "pairs": str(pairs),
+                    "owners": str(owners),
+                    **{arm: mean_cell(own, name, figure) for arm, name in arms.items()},
+                    "federated less alone": _with_interval(finding.value, finding.low, finding.high),
+                    "verdict": f"**{finding.verdict}**",
+                }
+            )
+        label = "all pairs of an owner" if figure == "accuracy" else alias_of(figure).label
+        parts.append(f"{label.capitalize()}:\n\n{_table(rows) if rows else 'Not measured yet.'}")
+    return "\n\n".join(parts)
+
+
+def _curve_words(results: Results) -> list[str]:
+    """A sentence on the fewest and on the most pairs that were measured with the most owners."""
+    own = _with_alone_by_owners(results.benchmarks[CURVE].results)
+    sizes = [f"{pairs}x{OWNERS[-1]}" for pairs in PAIRS if f"federated-{pairs}x{OWNERS[-1]}" in own.metrics]
+    words = []
+    for size in dict.fromkeys(sizes[:1] + sizes[-1:]):
+        both = _over_seeds_of(own, (f"alone-{size}", f"federated-{size}"), "accuracy")
+        alone, federated = (
+            {name: np.mean(values_of(both.metrics[f"{arm}-{size}"], name)) for name in OF_CURVE}
+            for arm in ("alone", "federated")
+        )
+        moves = [f"from {alone[name]:.3f} to {federated[name]:.3f}" for name in OF_CURVE]
+        seeds = len(both.metrics[f"alone-{size}"])
+        pairs, _, owners = size.partition("x")
+        words.append(
+            f"With {pairs} pairs of each of {owners} owners, one selector for all changes the accuracy on"
+            f" preferences that owners share {moves[0]}, on those that contradict each other {moves[1]}, and"
+            f" on all pairs of an owner {moves[2]} ({seeds} {'seed' if seeds == 1 else 'seeds'})."
+        )
+    return [" ".join(words)] if words else []
+
+
+def _with_alone_by_owners(own: BenchmarkResults) -> BenchmarkResults:
+    """The results with clients alone by the number of owners: those that a federation of that size has.
+
+    Common and own taste are known over all clients only.
+    """
+    name = alias_of("accuracy").metrics[0]
+    metrics, units = dict(own.metrics), dict(own.units)
+    for pairs, owners in product(PAIRS, OWNERS):
+        size = f"{pairs}x{owners}"
+        for seed, run in own.metrics.get(f"alone-{pairs}", {}).items():
+            every = own.units.get(f"alone-{pairs}", {}).get(seed, {})
+            federated = own.units.get(f"federated-{size}", {}).get(seed, {})
+            run, of_run = dict(run), dict(every)
+            if name in every and name in federated:
+                values = every[name].strata[""]
+                kept = {client: values[client] for client in federated[name].strata[""]}
+                of_run[name] = Units(CLIENTS, {"": kept})
+                run[name] = of_run[name].mean
+            metrics.setdefault(f"alone-{size}", {})[seed] = run
+            units.setdefault(f"alone-{size}", {})[seed] = of_run
+    return replace(own, metrics=metrics, units=units)
 
 
 def speed(results: Results, _: Sequence[str]) -> str:
@@ -278,23 +487,25 @@ PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
     "means": means,
     "contests": contests,
     "runs": runs,
+    "references": references,
+    "curve": curve,
     "speed": speed,
 }
 
 
 def counts_sentence(what: str, findings: Sequence[Finding]) -> str:
-    """How many claims hold, fail and are undecided, as a sentence."""
+    """How many claims hold, fail, are undecided and are not measured, as a sentence."""
     counts = Counter(finding.verdict for finding in findings)
     unmeasured = sum(finding.value is None for finding in findings)
+    undecided = counts[UNDECIDED] - unmeasured
     words = [
         f"{counts[HOLDS]} {'holds' if counts[HOLDS] == 1 else 'hold'}",
         f"{counts[FAILS]} {'fails' if counts[FAILS] == 1 else 'fail'}",
-        f"{counts[UNDECIDED]} {'is' if counts[UNDECIDED] == 1 else 'are'} undecided",
+        f"{undecided} {'is' if undecided == 1 else 'are'} undecided",
     ]
-    measured = (
-        f", of which {unmeasured} {'was' if unmeasured == 1 else 'were'} not measured" if unmeasured else ""
-    )
-    return f"Of {len(findings)} {what}, {words[0]}, {words[1]} and {words[2]}{measured}."
+    if unmeasured:
+        words.append(f"{unmeasured} {'is' if unmeasured == 1 else 'are'} not measured")
+    return f"Of {len(findings)} {what}, {', '.join(words[:-1])} and {words[-1]}."
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -342,6 +553,49 @@ def _draw_group(axes: Axes, label: str, limit: float, findings: Sequence[Finding
     words = findings[0].claim.rpartition(label)[2].strip()
     axes.set_title(f"{label}: claimed {words}", loc="left", fontsize="medium", color=GREY)
     _finish(axes)
+
+
+def draw_curve(results: Results) -> bytes:
+    """Accuracy by the pairs of an owner, alone, federated and pooled, a panel for each taste, as SVG."""
+    own = results.benchmarks[CURVE].results
+    if not own.metrics:
+        return _draw_nothing("not measured yet")
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(OF_CURVE), sharey=True)
+    series = [("alone", "alone-{}", GREY, "o")]
+    series += [
+        (f"federated, {n} owners", f"federated-{{}}x{n}", BLUE, marker)
+        for n, marker in zip(OWNERS, "v^s", strict=True)
+    ]
+    series += [(f"groups, {OWNERS[-1]} owners", f"groups-{{}}x{OWNERS[-1]}", "#23916a", "D")]
+    series += [(f"pooled, {OWNERS[-1]} owners", f"pooled-{{}}x{OWNERS[-1]}", "#d9822b", "P")]
+    for axes, taste in zip(panels, OF_CURVE, strict=True):
+        for number, (label, name, color, marker) in enumerate(series):
+            places, values, errors = [], [], []
+            for place, pairs in enumerate(PAIRS):
+                runs = own.metrics.get(name.format(pairs), {})
+                by_seed = {seed: one for seed, run in runs.items() if (one := named(run, taste)) is not None}
+                if by_seed:
+                    value = round(float(np.mean(list(by_seed.values()))), DIGITS)
+                    ends = _arm_interval(own, name.format(pairs), taste, by_seed)
+                    low, high = (value if end is None else round(end, DIGITS) for end in ends)
+                    places.append(place + 0.06 * (number - len(series) / 2))
+                    values.append(value)
+                    errors.append([value - low, high - value])
+            if places:
+                spans = np.array(errors).T
+                axes.errorbar(places, values, spans, color=color, marker=marker, linewidth=1, label=label)
+        axes.set_xticks(range(len(PAIRS)), [str(pairs) for pairs in PAIRS])
+        axes.set_xlabel("pairs of an owner", color=GREY)
+        label = "all pairs" if taste == "accuracy" else alias_of(taste).label
+        axes.set_title(label, loc="left", fontsize="medium", color=GREY)
+        axes.set_ylim(0.3, 1.02)
+        axes.set_xlim(-0.4, len(PAIRS) - 0.6)
+        _finish(axes)
+    panels[0].set_ylabel("accuracy", color=GREY)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, labelcolor=GREY)
+    return _svg(figure)
 
 
 def draw_overview(results: Results) -> bytes:
@@ -431,10 +685,11 @@ def files(results: Results) -> dict[Path, bytes]:
     pages = [page for page, _ in PAPERS.values()]
     content = {
         FOLDER / page: pattern.sub(filled, (FOLDER / page).read_text(encoding="utf-8")).encode()
-        for page in ("index.md", "performance.md", *pages)
+        for page in ("index.md", "performance.md", "federating.md", *pages)
     }
     for page, names in PAPERS.values():
         content[PICTURES / f"{Path(page).stem}.svg"] = draw_claims(results.findings(names))
+    content[PICTURES / "when-to-federate.svg"] = draw_curve(results)
     content[PICTURES / "performance.svg"] = draw_speed(results)
     return content | {PICTURES / "index.svg": draw_overview(results)}
 
@@ -444,7 +699,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m docs.generate_results")
     parser.add_argument("--check", action="store_true", help="check that they are current")
     check = parser.parse_args().check
-    content = files(Results(read_campaign(LIST, Path("campaign")), PACKAGE / PUBLISHED))
+    content = files(Results())
     outdated = [path for path, own in content.items() if not path.is_file() or path.read_bytes() != own]
     if check and outdated:
         names = ", ".join(path.name for path in outdated)

@@ -13,12 +13,11 @@ from typing import Any
 
 from prefect import State, flow, get_run_logger, tags
 
-from components.benchmarks import load_benchmark, read_benchmark
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
-from components.federation.outcome import SelectorEnsemble, load_outcome
-from components.inputs import verify_inputs
 from components.progress import Milestone, PhaseStarted, progress
+from components.recipes.benchmarks import load_benchmark, read_benchmark
+from components.recipes.inputs import verify_inputs
 from flows.api import pipeline_flow
 from flows.fed_rlhf import run_pipeline, sample_and_label
 from tasks.alignment import train_by_dpo
@@ -49,10 +48,10 @@ def benchmark(
         the folder of the report; a cancelled state where a later night is due too.
     """
     configure_libraries()
-    if resume is None and (cancelled := superseded()) is not None:
-        return cancelled
     if resume is None and (retried := retried_run()) is not None:
         resume, overrides = str(retried.folder), None
+    elif resume is None and (cancelled := superseded()) is not None:
+        return cancelled
     if resume is not None:
         folder = find_benchmark(resume)
         verify_arms(folder)
@@ -145,8 +144,7 @@ def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> Non
 @flow(name="align all arms", persist_result=False)
 def align_arms(runs: list[Run]) -> None:
     """Train the policies of the arms that are aligned by DPO, each by a worker."""
-    outcomes = [load_outcome(run.federation_result().outcome) for run in runs]
-    own = [run for run, one in zip(runs, outcomes, strict=True) if isinstance(one, SelectorEnsemble)]
+    own = [run for run in runs if run.federation_result().outcome.labels_pairs]
     with ExitStack() as stack:
         for n, run in enumerate(own):
             for context in (lock(run), ending(run, is_finished=False), run.timed("align")):

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, ParamSpec
 
 import typer
 
+from flows.owner_cli import SocketsOption, owner
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
+    from components.config.benchmark import Benchmark
+    from flows.process import Parameters
 
 P = ParamSpec("P")
 
@@ -28,9 +33,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(owner)
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY.PATH=VALUE", help="Settings on top of the recipe.", show_default=False),
+    typer.Argument(metavar="KEY.PATH=VALUE", help="Overrides of recipe keys.", show_default=False),
 ]
 
 
@@ -48,13 +54,13 @@ class Stage(StrEnum):
 
 
 def _complete_recipe(incomplete: str) -> list[str]:
-    from components.recipes import recipe_names
+    from components.recipes.load import recipe_names
 
     return [name for name in recipe_names() if name.startswith(incomplete)]
 
 
 def _complete_benchmark(incomplete: str) -> list[str]:
-    from components.benchmarks import benchmark_names
+    from components.recipes.benchmarks import benchmark_names
 
     return [name for name in benchmark_names() if name.startswith(incomplete)]
 
@@ -77,7 +83,7 @@ RunArgument = Annotated[
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the log instead of the live view.")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON; the reference has its fields.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON (fields: docs/reference/json.md).")]
 
 
 def _print_version(requested: bool) -> None:
@@ -114,11 +120,9 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
     @app.command()
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        from flows.process import end_if_jobs_hang, exit_status
+        from flows.process import exit_status
 
-        status = exit_status(lambda: function(*args, **kwargs))
-        end_if_jobs_hang(status)
-        raise typer.Exit(status)
+        raise typer.Exit(exit_status(lambda: function(*args, **kwargs)))
 
     return call
 
@@ -126,12 +130,22 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
 @command
 def run(recipe: RecipeArgument, overrides: Overrides = None, verbose: VerboseOption = False) -> int:
     """Run a recipe from its data to its report."""
-    from components.recipes import load_recipe, validate_environment
+    from components.recipes import check_recipe, load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    settings = overrides or []
+    loaded = load_recipe(recipe, settings)
     _say(f"checking {recipe} ...")
-    validate_environment(loaded)
-    return _run_pipeline(verbose, recipe=recipe, overrides=overrides or [])
+    checked = check_recipe(loaded)
+
+    def open_folder() -> Parameters:
+        from tasks.devices import choose_workers  # imports torch
+        from tasks.runs import HELD, open_run
+
+        run = open_run(choose_workers(checked.recipe), settings)
+        HELD.append(run)  # so that a stop before the flow locks it says how to resume it
+        return {"recipe": recipe, "overrides": settings, "resume": run.id}
+
+    return _run_pipeline(verbose, open_folder)
 
 
 @command
@@ -141,8 +155,8 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
     It continues after its last committed step.
     """
     from components.config import RecipeError
-    from components.inputs import original_names
-    from components.recipes import validate_environment
+    from components.recipes import check_recipe
+    from components.recipes.inputs import original_names
     from tasks.runs import RESULT, find_run, lock
 
     found = find_run(run)
@@ -153,22 +167,22 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
         if not (found.evaluation / RESULT).is_file():
             _say(f"checking {found.id} ...")
             with original_names(recipe):
-                validate_environment(recipe)
-    return _run_pipeline(verbose, recipe=recipe.name, resume=run)
+                check_recipe(recipe)
+    return _run_pipeline(verbose, lambda: {"recipe": recipe.name, "resume": run})
 
 
-def _run_pipeline(verbose: bool, **parameters: Any) -> int:
+def _run_pipeline(verbose: bool, parameters: Callable[[], Parameters]) -> int:
     """Run the flow, and print the table of the finished run, and where to look next."""
     from flows.process import run_flow
 
-    status, folder = run_flow("flows.fed_rlhf:fed_rlhf", verbose, **parameters)
+    status, folder = run_flow("flows.fed_rlhf:fed_rlhf", verbose, parameters)
     if status == 0:
-        from tasks.run_table import next_steps
         from tasks.runs import find_run
 
         finished = find_run(folder)
         print("\n" + (finished.report / "summary.txt").read_text(encoding="utf-8"))
-        print(next_steps(finished))
+        print(f"Next\n  open the report    fed-rlhf show {finished.id} --open")
+        print(f"  use the policy     fed-rlhf export {finished.id} FOLDER")
     return status
 
 
@@ -184,35 +198,47 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Check a recipe and what it needs; estimate memory and disk."""
+    """Check a recipe and what it needs; estimate its costs.
+
+    The estimates are of memory, disk and training time.
+    """
     from components.config.loading import annotated_yaml
-    from components.estimates import Shapes, describe_costs, describe_time, estimate_costs, training_time
-    from components.preview import describe_data
-    from components.recipes import load_with_origins, validate_environment
+    from components.federation.spending import privacy_spent
+    from components.recipes import check_recipe
+    from components.recipes.data_preview import describe_data
+    from components.recipes.estimates import Shapes, describe_costs, estimate_costs, training_time
+    from components.recipes.load import load_with_origins
+    from components.reporting.lines import privacy_line
 
     loaded, origins = load_with_origins(recipe, overrides or [])
     if print_recipe:
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
-    unread, preview = validate_environment(loaded, with_expectations=True)
-    time = training_time(loaded, preview.server_prompts)
+    checked = check_recipe(loaded, with_expectations=True)
+    seconds, time = training_time(loaded, checked.data.server_prompts)
     from tasks.devices import describe_places  # imports torch
 
     places = describe_places(loaded)
+    members = checked.data.clients or loaded.data.clients or loaded.federation.clients_per_round
+    privacy = privacy_spent(loaded.federation, members, loaded.federation.rounds)
     if json:
         from flows.outputs import RecipeCheck
 
-        _print_json(RecipeCheck.of(recipe, unread, preview, estimate_costs(loaded, Shapes()), time, places))
+        costs = estimate_costs(loaded, Shapes())
+        _print_json(RecipeCheck.of(recipe, checked, costs, seconds, places, privacy))
         return
     print(f"{recipe}: the recipe is valid")
-    if unread:
-        print(f"not checked, since they cannot be read from here: model and tokenizer of {', '.join(unread)}")
-    print(describe_data(preview))
+    if checked.unread:
+        names = ", ".join(checked.unread)
+        print(f"not checked, since they cannot be read from here: model and tokenizer of {names}")
+    print(describe_data(checked.data))
     clients, where = places
     print(f"clients at a time: {clients}, on {where}" if clients else f"clients at a time: unknown: {where}")
     print(describe_costs(loaded))
-    if time.seconds:
-        print(describe_time(time))
+    if time:
+        print(time)
+    if privacy is not None:
+        print(privacy_line(privacy))
 
 
 @command
@@ -222,9 +248,10 @@ def runs(json: JsonOption = False) -> None:
     The columns are recipe, method, state, headline figures, time since the last write, and size.
     """
     from components.paths import runs_root
-    from tasks.run_table import run_statuses, table_row
+    from tasks.run_table import run_status, table_row
+    from tasks.runs import list_runs
 
-    statuses = run_statuses()
+    statuses = [run_status(run) for run in list_runs()]
     if json:
         _print_json(statuses)
         return
@@ -310,8 +337,8 @@ def judge(
 
     rows = judge_report.read_pairs(pairs)
     if verdicts is not None and run is None:
-        contest = judge_report.stored_contest(rows, *map(judge_report.read_verdicts, verdicts))
-        print(judge_report.build_judge_report(rows, contest))
+        original, swapped = map(judge_report.read_verdicts, verdicts)
+        print(judge_report.build_judge_report(rows, original, swapped))
     elif run is not None and verdicts is None:
         from components.models.backbone import choose_devices
         from tasks.evaluation.judging import build_judge
@@ -337,13 +364,20 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete the folder of a run or a benchmark. What it logged to MLflow stays."""
+    from components.owners.jobs import Receipt
     from tasks.run_table import delete_folder
 
     def confirm(folder: Path) -> None:
         if not yes:
             typer.confirm(f"Delete {folder}?", abort=True)
 
-    print(f"deleted {delete_folder(run, confirm)}")
+    def told(owner: str, answer: Receipt | str) -> None:
+        if isinstance(answer, str):
+            print(f"owner {owner} keeps its part of the run: {answer}", file=sys.stderr)
+        else:
+            print(f"owner {owner} has removed {answer.files} files, {answer.bytes:,} bytes")
+
+    print(f"deleted {delete_folder(run, confirm, told)}")
 
 
 @command
@@ -381,51 +415,81 @@ def benchmark(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the benchmark and its recipes; estimate memory and disk.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Check the benchmark and its recipes; estimate its costs, and what its seeds can decide.",
+        ),
     ] = False,
+    publish: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Run nothing, and append the finished runs of the benchmark of --resume to this file.",
+        ),
+    ] = None,
     verbose: VerboseOption = False,
 ) -> int:
     """Compare methods over several seeds in one report."""
-    from components.benchmarks import arm_recipe, load_benchmark, read_benchmark
     from components.config import RecipeError
-    from components.estimates import describe_arms
-    from components.recipes import validate_environment
+    from components.recipes import check_recipe
+    from components.recipes.benchmarks import arm_recipe
+    from components.recipes.estimates import describe_arms
     from flows.process import run_flow
-    from tasks.benchmark_folder import extend_plan, find_benchmark
+    from tasks.benchmark_folder import find_benchmark
+    from tasks.benchmark_lines import prospects, publish_lines
 
     overrides = overrides or []
     if name is not None and "=" in name:  # an override; the name was left out
         overrides = [name, *overrides]
         name = None
-    if resume is None:
-        name = name or "summarization"
-        plan = load_benchmark(name, overrides)
-    elif name:
-        raise RecipeError(
-            "a resumed benchmark continues with its own arms: leave out the name, or start a new one."
-        )
-    else:
-        name = str(find_benchmark(resume) / "benchmark.yaml")
-        plan = extend_plan(read_benchmark(name), overrides)
-    recipes = {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms if resume is None}
+    if publish is not None:
+        if resume is None or name or overrides or check:
+            raise RecipeError(
+                "--publish goes with --resume FOLDER alone, the benchmark whose finished runs it publishes"
+            )
+        print(f"{publish}: {publish_lines(find_benchmark(resume), publish)} new lines")
+        return 0
+    folder = None if resume is None else find_benchmark(resume)
+    name, plan = _benchmark_plan(name, overrides, folder)
+    recipes = {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms if folder is None}
     if not check:
         _say(f"checking the recipes of {name} ...")
     for recipe in recipes.values():
-        validate_environment(recipe)
+        check_recipe(recipe)
+    time, *power = prospects(name, plan, folder)
     if check:
         print(f"{name}: the benchmark is valid (arms: {len(plan.arms)}, seeds: {len(plan.seeds)})")
         if recipes:
             print(describe_arms(recipes))
+        print("\n".join([time, *power]))
         return 0
+    _say(time)
 
-    status, report = run_flow(
-        "flows.benchmark:benchmark", verbose, benchmark=name, overrides=overrides, resume=resume
-    )
+    parameters = {"benchmark": name, "overrides": overrides, "resume": resume}
+    status, report = run_flow("flows.benchmark:benchmark", verbose, lambda: parameters)
     if status == 0:
         folder = Path(report)
         print("\n" + (folder / "report.md").read_text(encoding="utf-8"))
         print(f"Report: {folder / 'report.html'}")
     return status
+
+
+def _benchmark_plan(name: str | None, overrides: Sequence[str], folder: Path | None) -> tuple[str, Benchmark]:
+    """The name or file of a benchmark, and what is run: a new one, or that of a folder."""
+    from components.config import RecipeError
+    from components.recipes.benchmarks import load_benchmark, read_benchmark
+    from tasks.benchmark_folder import extend_plan
+
+    if folder is None:
+        name = name or "summarization"
+        return name, load_benchmark(name, overrides)
+    if name:
+        raise RecipeError(
+            "a resumed benchmark continues with its own arms: leave out the name, or start a new one."
+        )
+    path = str(folder / "benchmark.yaml")
+    return path, extend_plan(read_benchmark(path), overrides)
 
 
 @command
@@ -443,14 +507,14 @@ def stage(
     `dvc repro` runs all stages in their order.
     """
     from components.config import RecipeError
-    from components.recipes import load_recipe, validate_environment
+    from components.recipes import check_recipe, load_recipe
     from flows.process import run_flow
 
     if name is Stage.CHECK_RECIPE:
         from tasks.runs import write_stage_inputs
 
         loaded = load_recipe(recipe or "summarization/demo", overrides or [])
-        validate_environment(loaded)
+        check_recipe(loaded)
         write_stage_inputs(loaded, folder)
         print(f"{loaded.name}: the recipe is valid")
         return 0
@@ -466,7 +530,8 @@ def stage(
         )
     load_recipe(str(path))
 
-    return run_flow("flows.stages:run_stage", verbose, stage=name.value, folder=str(folder.resolve()))[0]
+    parameters = {"stage": name.value, "folder": str(folder.resolve())}
+    return run_flow("flows.stages:run_stage", verbose, lambda: parameters)[0]
 
 
 @command
@@ -486,6 +551,23 @@ def down() -> None:
     from infra.servers import stop_servers
 
     stop_servers()
+
+
+@command
+def owners(sockets: SocketsOption = None, json: JsonOption = False) -> None:
+    """List the owners of data that have been started here."""
+    from components.config import UserError
+    from components.owners.home import find_owners, sockets_root
+    from tasks.owners import OwnerRow
+
+    root = sockets_root(None if sockets is None else str(sockets))
+    rows = [OwnerRow.of(state) for state in find_owners(root)]
+    if not rows:
+        raise UserError(
+            f"no owner has ever been started with the sockets of {root}: start one by `fed-rlhf owner start"
+            " HOME`."
+        )
+    _print_rows(rows, json)
 
 
 def _say(line: str) -> None:

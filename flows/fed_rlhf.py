@@ -19,18 +19,21 @@ if __name__ == "__main__":
 from prefect import Flow, flow, get_run_logger
 
 from components.config import FederationConfig, Recipe
+from components.data.sources.owners import has_owners
 from components.environment import configure_libraries
 from components.federation.commits import Commits
-from components.federation.method import method_of
-from components.federation.outcome import load_outcome
+from components.federation.outcome import export_policy
 from components.federation.protocol import ServerState
 from components.federation.rounds import run_rounds
+from components.federation.spending import begin_private_rounds
 from components.federation.transport import Transport
-from components.inputs import original_names, verify_inputs
 from components.models.policy import check_prompts
 from components.progress import ROUNDS, Milestone, PhaseStarted, Work, progress
-from components.recipes import load_recipe, required_backbones, validate_environment
+from components.recipes import check_recipe, load_recipe
+from components.recipes.inputs import original_names, verify_inputs
+from components.recipes.model_checks import required_backbones
 from components.reporting.lines import (
+    accuracy_label,
     accuracy_line,
     margins_line,
     measure_line,
@@ -48,14 +51,13 @@ from components.results import (
     StepRecord,
 )
 from flows.api import pipeline_flow
-from tasks import alignment, data, federation, rewards
+from tasks import alignment, data, federation, owners, rewards
 from tasks.devices import POOL, choose_workers, run_on_worker, task_runner
-from tasks.evaluation import alpaca_eval, answers, judging, questions
+from tasks.evaluation import answers, judging, questions
 from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
-from tasks.phase_lines import phase_line
 from tasks.policies import FINAL, record_files
 from tasks.prefect_transport import TRANSPORTS, close_exchange, rounds_contexts
-from tasks.report import link_artifacts, write_report
+from tasks.report import link_artifacts, phase_line, write_report
 from tasks.runs import RESULT, Run, find_run, lock, open_run, plugin_versions, trees_root
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
 from tasks.tracking.phases import log_alignment, log_data, log_evaluation, register_policy
@@ -72,7 +74,8 @@ def fed_rlhf(
     Args:
         recipe: name or path.
         overrides: 'key.path=value' settings on top of it.
-        resume: id or folder of an earlier run, which is resumed with its own recipe.
+        resume: id or folder of a run that was stopped, or that the command has opened; its own recipe is
+            used.
 
     Returns:
         the folder of the run.
@@ -81,10 +84,11 @@ def fed_rlhf(
     run = retried_run() if resume is None else find_run(resume)
     if run is not None:
         verify_inputs(run.recipe())
+        if warning := data.changed_clients_warning(run, run.recipe()):
+            get_run_logger().warning("%s", warning)
     else:
-        loaded = load_recipe(recipe, overrides or [])
-        validate_environment(loaded)
-        run = open_run(choose_workers(loaded), overrides or [])
+        checked = check_recipe(load_recipe(recipe, overrides or []))
+        run = open_run(choose_workers(checked.recipe), overrides or [])
     with lock(run):
         run_pipeline(run)
     return str(run.folder)
@@ -139,7 +143,11 @@ def prepare(run: Run, recipe: Recipe) -> None:
         data.fetch_backbone(name)
     if recipe.thoughts is not None and not (run.trees / "done").is_file():
         grow_trees(run, recipe)
-    report = data.prepare_data(recipe, run.prepared, run.trees)
+    if has_owners(recipe):
+        owners.show_owners(recipe)
+        report = owners.prepare_at_owners(run, recipe)
+    else:
+        report = data.prepare_data(recipe, run.prepared, run.trees)
     log = get_run_logger()
     log.info("partition: %s", partition_line(report))
     if report.margins is not None:
@@ -147,7 +155,7 @@ def prepare(run: Run, recipe: Recipe) -> None:
     for warning in report.warnings:
         log.warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "prepare") as child:
-        log_data(child, run, recipe.data, report)
+        log_data(child, run, recipe, report)
 
 
 def grow_trees(run: Run, recipe: Recipe) -> None:
@@ -164,12 +172,12 @@ def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
     transport_type = TRANSPORTS.load(recipe.runtime.transport)  # an unknown one is refused before any work
-    for warning in data.check_pairs(recipe, run.prepared):
-        get_run_logger().warning("%s", warning)
+    if has_owners(recipe):
+        owners.show_owners(recipe)
     with phase_tracking(run, recipe.tracking, "federate") as child:
         target = FederationLog.of_run(child, run, recipe)
-        rewards.prepare_rewards(run, recipe)
         with closing(transport_type.open(recipe, rounds_contexts(run))) as transport:
+            rewards.prepare_rewards(run, recipe, transport)
             log_federation(target, run, federate_rounds(run, recipe, target, transport))
     POOL.release()
 
@@ -179,9 +187,11 @@ def federate_rounds(
 ) -> FederationResult:
     """All rounds, with their measurements before, between and after them, which are logged to `target`."""
     log = get_run_logger()
-    rounds = recipe.federation.rounds
-    method = method_of(recipe.federation)
+    method = recipe.federation.options
+    rounds = method.local().rounds(recipe.federation)
     commits = federation.open_commits(run, recipe)
+    if recipe.data.unseen_clients:
+        federation.check_unseen(run, recipe)
     state, records = start_rounds(run, recipe, commits)
     bar = ProgressBar("rounds", f"Rounds of {run.id}")
     if records:  # a run that was stopped after a commit may not have logged that step
@@ -189,7 +199,7 @@ def federate_rounds(
 
     def measure(state: ServerState[Any]) -> RoundEvaluation:
         measured = federation.evaluate_state(run, recipe, state, transport)
-        label = load_outcome(method.outcome(state)).accuracy_label
+        label = accuracy_label(method.outcome(state))
         log.info("%s after %d rounds: %s", label, state.round, accuracy_line(measured.accuracy))
         for name, figures in measured.measures.items():
             log.info("%s", measure_line(name, figures))
@@ -204,8 +214,10 @@ def federate_rounds(
         log.info("round %d of %d: %s", record.round + 1, rounds, line, extra=progress(done))
         if is_eval_round(recipe.federation, record):
             log_round_evaluation(target, measure(state))
+        measure_unseen_clients(run, recipe, commits, state)
 
-    for warning in method.warnings(state.federation, recipe.seed, recipe.federation):
+    warnings = method.warnings(state.federation, recipe.seed, recipe.federation)
+    for warning in (*warnings, *begin_private_rounds(recipe.federation, state, commits.store)):
         log.warning("%s", warning)
     measure(method.start(state.federation, recipe.seed))
     # A run may have been stopped between a step and its measurement.
@@ -213,17 +225,28 @@ def federate_rounds(
         log_round_evaluation(target, measure(state))
     elif state.round == rounds:  # before run_rounds removes what clients have measured of it
         measure(state)
+    measure_unseen_clients(run, recipe, commits, state)  # a run may have been stopped before this
     state = run_rounds(method, state, transport, commits, recipe.federation, after_step)
     measure(state)
     commits.discard(keep_every=recipe.federation.keep_every)  # the updates of this measurement
     return federation.store_result(run, recipe, method.outcome(state), records)
 
 
+def measure_unseen_clients(run: Run, recipe: Recipe, commits: Commits, state: ServerState[Any]) -> None:
+    """Measure clients that take part in no round, once the server has what it sends them."""
+    method = recipe.federation.options
+    after = method.joining(recipe.federation, recipe.data.unseen_pairs).after
+    if recipe.data.unseen_clients and state.round == after:
+        measured = federation.measure_unseen(run, recipe, commits, state)
+        get_run_logger().info("clients in no round: %s", accuracy_line(measured.accuracy))
+
+
 def start_rounds(run: Run, recipe: Recipe, commits: Commits) -> tuple[ServerState[Any], list[StepRecord]]:
     """The last committed state and the records of its steps, or the initial state, which is committed."""
-    method = method_of(recipe.federation)
+    method = recipe.federation.options
     committed = commits.latest(method.memory_type)
     if committed is not None:
+        federation.check_secrets(run, recipe, committed[1])
         resumed = "resuming after round %d of %d"
         rounds = (committed[0].round, recipe.federation.rounds)
         get_run_logger().info(resumed, *rounds, extra=progress(Milestone()))
@@ -255,14 +278,14 @@ def align(run: Run, recipe: Recipe) -> None:
 def align_policy(run: Run, recipe: Recipe, child: str) -> AlignmentResult:
     """The aligned policy, registered by MLflow run `child` where the recipe names a model."""
     log = get_run_logger()
-    outcome = load_outcome(run.federation_result().outcome)
-    store = rounds_contexts(run).adapters
-    if outcome.export_policy(run.alignment / FINAL, recipe, store):
-        result = alignment.adopt_policy(run, recipe, outcome)
-    else:
+    outcome = run.federation_result().outcome
+    if outcome.labels_pairs:
         sampling, labelling = sample_and_label(run, recipe)
         (result,) = alignment.train_by_dpo([(run, recipe)])
         result = result.model_copy(update={"sampling": sampling, "labelling": labelling})
+    else:
+        export_policy(outcome, run.alignment / FINAL, recipe, rounds_contexts(run).adapters)
+        result = alignment.adopt_policy(run, recipe, outcome)
     kl = result.metrics.get("kl_sequence", float("nan"))
     log.info("aligned: KL to the reference (%s) %.3f nats per completion", result.reference, kl)
     if (name := recipe.tracking.registered_model) is not None:
@@ -284,8 +307,6 @@ def sample_and_label(run: Run, recipe: Recipe) -> tuple[SamplingResult, Labellin
 @flow(name="evaluate", persist_result=False)
 def evaluate(run: Run, recipe: Recipe) -> None:
     """Answers of the base and the aligned policy to held-out prompts, judged in both orders."""
-    for warning in data.check_pairs(recipe, run.prepared):
-        get_run_logger().warning("%s", warning)
     with phase_tracking(run, recipe.tracking, "evaluate") as child:
         path = run.evaluation / RESULT
         log_evaluation(child, run, EvaluationResult.stored(path, lambda: evaluate_policies(run, recipe)))
@@ -304,7 +325,7 @@ def evaluate_policies(run: Run, recipe: Recipe) -> EvaluationResult:
     optional: dict[str, Any] = {}
     result = judging.judge_answers(run, recipe)
     if config.alpaca_eval is not None:
-        optional["alpaca_eval"] = alpaca_eval.annotate_answers(run, recipe)
+        optional["alpaca_eval"] = judging.annotate_answers(run, recipe)
     POOL.release()
     if config.preference_pairs:
         optional["implicit_reward"] = answers.measure_implicit_reward(run, recipe)

@@ -15,9 +15,7 @@ def main() -> None:
     parser.add_argument("--recipe", help="name or path (default: summarization/demo)")
     parser.add_argument("--resume", metavar="RUN", help="resume a run, by its id or folder")
     parser.add_argument("--check", action="store_true", help="check the recipe and stop")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key.path=value", help="settings on top of the recipe"
-    )
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="overrides of recipe keys")
     asked = parser.parse_intermixed_args()
     if asked.resume is None:
         app(["check" if asked.check else "run", asked.recipe or "summarization/demo", *asked.overrides])

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, Field
 
 from components.config.federation import METHODS
-from components.recipes import read_settings, recipe_names
+from components.recipes.load import read_settings, recipe_names
+from components.results import PrivacySpent
 
 if TYPE_CHECKING:
-    from components.estimates import Costs, TrainingTime
-    from components.preview import DataPreview
+    from components.recipes.checked import Checked
+    from components.recipes.estimates import Costs
 
 SETTINGS = {
     "method": "federation.method",
@@ -49,7 +49,7 @@ class StageMemory(BaseModel):
     model: str = Field(description="the backbone")
     rows: int = Field(description="rows that go through the model at once")
     tokens: int = Field(description="tokens per row")
-    bytes: dict[str, int] = Field(description="the terms of the table, and their `total`")
+    bytes: dict[str, int] = Field(description="`weights` of the models, the `rest`, and the `total`")
 
 
 class RecipeCheck(BaseModel):
@@ -68,44 +68,45 @@ class RecipeCheck(BaseModel):
     )
     place: str = Field(description="what the memory is of")
     memory: list[StageMemory] = Field(description="peak memory by stage")
-    disk: dict[str, int] | None = Field(
-        description="bytes on disk of the rounds' adapters, and their `total`; null if it is not known"
-    )
+    disk: int | None = Field(description="bytes on disk of the rounds' adapters; null if it is not known")
     seconds: dict[str, float] = Field(description="of training on this machine, by stage; estimated")
+    privacy: PrivacySpent | None = Field(description="what all rounds cost; null without federation.privacy")
     not_estimated: dict[str, list[str]] = Field(description="what is not estimated, by reason")
 
     @classmethod
     def of(
         cls,
         recipe: str,
-        unread_models: list[str],
-        preview: DataPreview,
+        checked: Checked,
         costs: Costs,
-        time: TrainingTime,
+        seconds: dict[str, float],
         places: tuple[int | None, str],
+        privacy: PrivacySpent | None,
     ) -> Self:
         """The output of the check of a recipe with these data and estimates."""
+        preview = checked.data
         rows = preview.rows and {"clients": preview.clients, "rows": preview.rows.model_dump(mode="json")}
         memory = [
             StageMemory(
-                stage=stage.name,
-                model=stage.backbone.name,
-                rows=stage.step.rows,
-                tokens=stage.step.tokens,
-                bytes=asdict(estimate) | {"total": estimate.total},
+                stage=peak.stage.name,
+                model=peak.stage.backbone.name,
+                rows=peak.stage.step.rows,
+                tokens=peak.stage.step.tokens,
+                bytes={"weights": peak.total - peak.rest, "rest": peak.rest, "total": peak.total},
             )
-            for stage, estimate in costs.memory
+            for peak in costs.memory
         ]
         return cls(
             recipe=recipe,
-            unread_models=unread_models,
+            unread_models=list(checked.unread),
             data=rows,
             clients_at_a_time=places[0],
             clients_on=places[1],
             place=costs.place,
             memory=memory,
-            disk=costs.disk and asdict(costs.disk) | {"total": costs.disk.total},
-            seconds={stage: round(seconds, 1) for stage, seconds in time.seconds.items()},
+            disk=costs.disk,
+            seconds={stage: round(one, 1) for stage, one in seconds.items()},
+            privacy=privacy,
             not_estimated=costs.problems,
         )
 

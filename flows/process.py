@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
 from io import TextIOWrapper
@@ -19,6 +19,8 @@ from components.paths import without_credentials
 FAILED = 1
 WRONG_INPUT = 2
 """Exit status where the recipe, the data or the environment is wrong."""
+Parameters = Mapping[str, Any]
+"""Arguments of a flow by their names."""
 LIBRARIES = ("great_expectations", "mlflow", "peft")
 """Packages that a run needs and that do not import Prefect; they are seconds to import."""
 
@@ -30,6 +32,9 @@ def exit_status(command: Callable[[], int | None]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return command() or 0
+    except FullDiskError as error:
+        print(f"error: {error.strerror}", file=sys.stderr)
+        return WRONG_INPUT
     except (UserError, DamagedFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -40,28 +45,20 @@ def exit_status(command: Callable[[], int | None]) -> int:
         return WRONG_INPUT
 
 
-def end_if_jobs_hang(status: int) -> None:
-    """End the process of a command with its status, if a client's job still hangs in a thread."""
-    if "tasks.prefect_transport" in sys.modules:
-        from tasks.prefect_transport import end_despite_hanging_jobs
-
-        end_despite_hanging_jobs(status)
-
-
 def import_libraries() -> None:
     """Import LIBRARIES, and what these import: torch, transformers, pandas."""
     for name in LIBRARIES:
         import_module(name)
 
 
-def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, Any]:
+def run_flow(entrypoint: str, verbose: bool, parameters: Callable[[], Parameters]) -> tuple[int, Any]:
     """Call a flow with the Prefect API of the environment, or with a private one; see prefect_api.
 
     Args:
         entrypoint: 'module:name' of the flow. It is imported when the API is there, since Prefect reads
             its settings at that time. LIBRARIES are imported while a private one starts.
         verbose: log to the console in place of the view of the terminal.
-        parameters: of the flow.
+        parameters: gives the arguments of the flow. It is called once the API is there.
 
     Returns:
         the exit status, and the flow's result; the error of a failed flow is printed, and its result is None.
@@ -94,7 +91,7 @@ def run_flow(entrypoint: str, verbose: bool, **parameters: Any) -> tuple[int, An
             view.replace_console_log()
         try:
             module, _, name = entrypoint.partition(":")
-            state = getattr(import_module(module), name)(**parameters, return_state=True)
+            state = getattr(import_module(module), name)(**parameters(), return_state=True)
         except TerminationSignal:  # Prefect takes SIGTERM while a flow runs
             stop_runs(end_view, 128 + signal.SIGTERM)
         result = state.result(raise_on_failure=False)

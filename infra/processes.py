@@ -149,20 +149,16 @@ def stop(name: str, first_signal: signal.Signals = signal.SIGINT) -> bool:
     process = record.find()
     if process is not None:
         end_processes([process], first_signal, 15)
-    end_processes(find_marked(record.mark), signal.SIGTERM, 5)
+    marked = [
+        one
+        for one in psutil.process_iter(["environ"])  # None where the environment may not be read
+        if (one.info["environ"] or {}).get(MARK) == record.mark and one.status() != psutil.STATUS_ZOMBIE
+    ]
+    end_processes(marked, signal.SIGTERM, 5)
     record_path(name).unlink()
     if process is not None:
         print(f"stopped {name} (process {record.pid})")
     return process is not None
-
-
-def find_marked(mark: str) -> list[psutil.Process]:
-    """The processes whose environment has a mark, of those whose environment may be read."""
-    return [
-        process
-        for process in psutil.process_iter(["environ"])
-        if (process.info["environ"] or {}).get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE
-    ]
 
 
 def end_processes(processes: Sequence[psutil.Process], first_signal: signal.Signals, seconds: float) -> None:

@@ -350,7 +350,7 @@ def active_schedules() -> list[str]:
     return [
         f"{deployment['name']} ({schedule['cron']} {schedule['timezone']})"
         for deployment in file["deployments"]
-        for schedule in deployment["schedules"]
+        for schedule in deployment.get("schedules") or []
         if schedule["active"]
     ]
 
@@ -390,21 +390,25 @@ def register_deployments(environment: dict[str, str]) -> None:
 
 
 def remove_old_schedules(url: str) -> None:
-    """Remove the schedules of the file's deployments that it no longer has, which `prefect deploy` leaves.
+    """Remove the schedules that prefect.yaml no longer has, which `prefect deploy` leaves.
+
+    They are those of its deployments without a schedule, and of deployments of the project's flows that are
+    not in it, such as one under its earlier name. Other deployments keep theirs.
 
     Args:
         url: of the Prefect API.
     """
     file = yaml.safe_load((PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
-    numbers = {entry["name"]: len(entry["schedules"]) for entry in file["deployments"]}
+    numbers = {entry["name"]: len(entry.get("schedules") or []) for entry in file["deployments"]}
     with _variables({"PREFECT_API_URL": url}):
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
             for deployment in client.read_deployments():
-                own = deployment.work_pool_name == WORK_POOL and numbers.get(deployment.name) == 0
-                for schedule in deployment.schedules if own else ():
+                flow = PACKAGE / (deployment.entrypoint or "").partition(":")[0]
+                own = deployment.work_pool_name == WORK_POOL and flow.is_file()
+                for schedule in deployment.schedules if own and not numbers.get(deployment.name) else ():
                     client.delete_deployment_schedule(deployment.id, schedule.id)
 
 

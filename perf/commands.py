@@ -10,38 +10,22 @@ from typing import Annotated, Literal
 import typer
 
 from components.environment import available_cores
-from perf import (
-    cluster,
-    gold_pairs,
-    gpu_estimates,
-    graph_costs,
-    growth,
-    reward_variance,
-    throughput,
-    weight_scale,
-)
-from perf.campaign import commands as campaign
+from perf import throughput
+from perf.costs import compare_generation, compare_steps
 from perf.harness import IDLE_LOAD, Ratios, check_load
 from perf.harness import record as record_ratios
-from perf.objective_costs import compare_objectives, compare_solvers
 from perf.orchestration import compare_orchestration
 from perf.peers.comparisons import compare_flower, compare_trl
-from perf.policy_costs import compare_generation
-from perf.step_costs import compare_dpo_steps, compare_steps, compare_waiting
 
 Measurement = Callable[[str, int], Ratios]
 """Of a recipe's name, and the number of timed runs of each kind."""
 
 MEASUREMENTS: dict[str, Measurement] = {
     "selector-step": compare_steps,
-    "dpo-step": compare_dpo_steps,
-    "waiting": compare_waiting,
     "generation": compare_generation,
     "orchestration": compare_orchestration,
-    "objectives": compare_objectives,
-    "mgda": compare_solvers,
 }
-"""What the flow benchmark/performance measures, too; `objectives` needs a recipe of several."""
+"""What the flow benchmark/performance measures, too."""
 
 RecipeName = Annotated[str, typer.Option("--recipe", help="Name or path of a recipe.")]
 Pairs = Annotated[int, typer.Option(min=1, help="Timed runs of each kind.")]
@@ -58,11 +42,9 @@ app = typer.Typer(
 
 
 def _add(name: str, measure: Measurement) -> None:
-    recipe_name = "multi-objective/demo" if name == "objectives" else "summarization/demo"
-
     @app.command(name, help=(measure.__doc__ or "").partition("\n\n")[0])
     def run(
-        recipe: RecipeName = recipe_name,
+        recipe: RecipeName = "summarization/demo",
         pairs: Pairs = 3,
         beside_others: BesideOthers = False,
         record: Record = None,
@@ -110,12 +92,4 @@ def peers(
     _run("peers", recipe, beside_others, record, measure)
 
 
-app.add_typer(campaign.app, name="campaign")
-app.command("graph-costs")(graph_costs.compare_clients)
-app.command("growth")(growth.show_growth)
-app.command("cluster")(cluster.compare_clusters)
 app.command("throughput")(throughput.show_throughput)
-app.command("gpu-estimates")(gpu_estimates.show_estimates)
-app.command("gold-pairs")(gold_pairs.write_pairs)
-app.command("reward-variance")(reward_variance.show_variances)
-app.command("weight-scale")(weight_scale.show_scales)

@@ -8,7 +8,6 @@ calls a function with a JSON list of arguments, and prints its result as JSON; s
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import resource
@@ -27,10 +26,9 @@ from components.paths import PACKAGE
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch.utils.flop_counter import FlopCounterMode
 
     from components.config import Recipe
-    from components.data.records import PairRow
+    from components.data.records import Pair
 
 IDLE_LOAD = 0.5
 """Largest load average of the last minute beside which times are measured."""
@@ -204,31 +202,11 @@ def prepare_process(name: str) -> tuple[Recipe, str]:
     return recipe, choose_devices(recipe.runtime.devices)[0]
 
 
-def load_pairs(recipe: Recipe) -> list[PairRow]:
+def load_pairs(recipe: Recipe) -> list[Pair]:
     """The preference pairs of a recipe's source."""
     from components.data.sources import load
-    from components.data.tables import pairs_frame
 
-    source = load(recipe.data, recipe.seed)
-    pairs: list[PairRow] = pairs_frame(source.pairs, recipe.data.source).to_dict("records")
-    return pairs
-
-
-def gemm_gigaflops(device: str, size: int = 2048, repeats: int = 5) -> float:
-    """Rate of a square fp32 matrix product on a device, as models compute it (10^9 per second)."""
-    import torch
-
-    from components.models.onednn import multiply
-
-    matrix = torch.randn(size, size, device=device)
-    seconds = []
-    for _ in range(repeats + 1):  # the first one warms up
-        start = time.perf_counter()
-        multiply(matrix, matrix)
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return float(2 * size**3 / min(seconds[1:]) / 1e9)
+    return load(recipe.data, recipe.seed).pairs
 
 
 def peak_mb(device: str = "cpu") -> float:
@@ -238,21 +216,6 @@ def peak_mb(device: str = "cpu") -> float:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def flop_counter() -> FlopCounterMode:
-    """PyTorch's counter of floating-point operations, which does not know `addmm_` and oneDNN's products."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    def count(result: Sequence[int], a: Sequence[int], b: Sequence[int], **_: object) -> int:
-        return 2 * a[0] * a[1] * b[1]
-
-    def count_onednn(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
-        return 2 * math.prod(x) * weight[0]
-
-    formulas = {torch.ops.aten.addmm_: count, torch.ops.mkldnn._linear_pointwise: count_onednn}
-    return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
 def check_load(limit: float = IDLE_LOAD) -> float:

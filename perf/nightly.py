@@ -140,15 +140,13 @@ def rows(changes: Sequence[Change]) -> list[dict[str, str]]:
             "ratio": change.figure,
             "now": format_number(change.now),
             "median before": format_number(change.median),
-            "change": _percent(change),
+            "change": f"{change.change / change.median:+.1%}"
+            if change.change is not None and change.median
+            else MISSING,
             "verdict": change.verdict,
         }
         for change in changes
     ]
-
-
-def _percent(change: Change) -> str:
-    return f"{change.change / change.median:+.1%}" if change.change is not None and change.median else MISSING
 
 
 def summarize(changes: Sequence[Change], tolerance: float) -> str:

@@ -56,14 +56,13 @@ def run_through_flow(
         the record of each round, and its seconds from the plan to the commit and the logging.
     """
     from components.federation.clients.context import ClientContexts
-    from components.federation.method import method_of
     from components.federation.rounds import run_rounds
     from tasks.prefect_transport import PrefectTransport
     from tasks.tracking.federate import FederationLog, log_steps
 
     log = FederationLog(run_id, run_id, recipe, commits.store, {})
     records: list[StepRecord] = []
-    method = method_of(recipe.federation)
+    method = recipe.federation.options
     state = method.start(federation, recipe.seed)
     times = [time.perf_counter()]
 

@@ -1,4 +1,4 @@
-"""The speed of selector training on a device: tokens/s, model FLOP utilization, peak memory, costs.
+"""The speed of selector training on a device: tokens/s, model FLOP utilization, peak memory.
 
     python -m perf throughput [qwen2-0.5b gemma-2b] [--rows 32] [--length 512] [--device cuda:0]
 
@@ -14,14 +14,15 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+import yaml
 
 from components.config import BackboneConfig, LoraConfig, UserError
 from components.models.memory import ModelShape
 from perf.harness import peak_mb, show
-from perf.products import read_configs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +34,15 @@ MODELS = {
     "gemma-2b": "google/gemma-2b",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
 }
+
+
+def read_configs() -> dict[str, dict[str, Any]]:
+    """The published config.json of models, by their names on the hub."""
+    path = Path(__file__).with_name("paper_backbones.yaml")
+    configs: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return configs
+
+
 SHAPES = {name: read_configs()[model] for name, model in MODELS.items()}
 """The published config.json of these models."""
 PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -42,7 +52,6 @@ CHOICES = (0, 1)
 LORA = LoraConfig(dropout=0.0)
 WARM_UP = 3
 """Steps that are not timed."""
-LISTED_COSTS = 3
 
 
 @dataclass(frozen=True)
@@ -75,8 +84,7 @@ def show_throughput(
             raise UserError(f"shape '{name}' is not known; choose from {', '.join(SHAPES)}.")
         figures = measure(Step(name, rows, length, layers), steps, device, peak_tflops)
         table = pd.DataFrame(figures.items(), columns=["", "value"])
-        show(f"Selector training at the shape of {name}", table[table[""] != "costs"])
-        show("Largest costs", pd.DataFrame(figures["costs"].items(), columns=["operation", "share of time"]))
+        show(f"Selector training at the shape of {name}", table)
         print(json.dumps(figures))
 
 
@@ -149,25 +157,6 @@ class TrainingStep:
             torch.cuda.synchronize(self._device)
         return time.perf_counter() - start
 
-    def largest_costs(self) -> dict[str, float]:
-        """The operations (on a GPU: kernels) with the largest time of their own, as shares of all time."""
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if self.on_cuda:
-            activities.append(ProfilerActivity.CUDA)
-        with profile(activities=activities) as recorded:
-            self.run()
-        events: list[Any] = list(recorded.key_averages())
-        key = "self_cpu_time_total"
-        if self.on_cuda:
-            key = "self_device_time_total"
-            events = [event for event in events if event.device_type.name == "CUDA"]
-        times = {event.key: float(getattr(event, key)) for event in events}
-        total = sum(times.values())
-        largest = sorted(times, key=lambda name: times[name], reverse=True)[:LISTED_COSTS]
-        return {name: times[name] / total for name in largest}
-
 
 def measure(
     step: Step, steps: int, device: str | None = None, peak_tflops: float | None = None
@@ -181,7 +170,7 @@ def measure(
         peak_tflops: the device's peak; None looks its name up in PEAKS.
 
     Returns:
-        its conditions, seconds, rates, peak memory (on the CPU that of the process), and largest costs.
+        its conditions, seconds, rates, peak memory (on the CPU that of the process).
         The utilization is the share of the device's peak, None where that is not known.
     """
     import torch
@@ -220,7 +209,6 @@ def measure(
         "flops_per_s": flops / seconds,
         "utilization": flops / seconds / peak if peak else None,
         "peak_mb": memory,
-        "costs": training.largest_costs(),
     }
 
 

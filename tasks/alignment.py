@@ -11,13 +11,12 @@ from prefect import get_run_logger
 
 from components.config import Recipe
 from components.data.records import choose_prompts, read_rows
-from components.federation.method import method_of
-from components.federation.outcome import AlignedPolicy, Outcome
+from components.federation.outcome import kl_jobs
 from components.federation.protocol import Generation
 from components.io import read_json, stored
 from components.models.policy import assign_round_robin
 from components.progress import Work, progress
-from components.results import AlignmentResult, LabellingResult, OutcomeRecord, SamplingResult
+from components.results import AlignmentResult, LabellingResult, Outcome, SamplingResult
 from components.seeding import derive
 from tasks.devices import POOL, run_on_worker, run_on_workers
 from tasks.flow_runs import ProgressBar
@@ -43,7 +42,7 @@ def sample_completions(run: Run, recipe: Recipe) -> SamplingResult:
 def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     prompts = choose_prompts(run.prepared, "align", recipe.alignment.prompts, recipe.seed)
     generation = Generation(
-        prompts=tuple(row["prompt"] for row in prompts),
+        prompts=tuple(row.prompt for row in prompts),
         seed=derive(recipe.seed, "completions"),
         temperature=recipe.alignment.temperature,
         count=recipe.alignment.completions,
@@ -52,7 +51,7 @@ def _completion_rows(run: Run, recipe: Recipe) -> list[dict[str, Any]]:
     completions = generate_on_server(run, recipe, base, generation, "sample completions")
     POOL.release()
     return [
-        row | {"completions": [asdict(completion) for completion in answers]}
+        asdict(row) | {"completions": [asdict(completion) for completion in answers]}
         for row, answers in zip(prompts, completions, strict=True)
     ]
 
@@ -72,7 +71,7 @@ def _label_completions(run: Run, recipe: Recipe) -> LabellingResult:
     from datasets import Dataset
 
     from components.alignment.label import candidate_pairs, choose_ranked_pairs, label_pairs, label_shares
-    from components.models.generation import Completion
+    from components.models.samples import Completion
     from components.models.selector import Comparison
 
     prompts = {}
@@ -114,17 +113,14 @@ def _dpo_result(run: Run) -> Path:
 @task(name="align by DPO")
 def train_dpo(run: Run, recipe: Recipe) -> None:
     """Align the policy by DPO on the labeled pairs, and store the result."""
-    from components.alignment.dpo import DpoPair, align_policy
+    from components.alignment.dpo import align_policy
     from components.models.policy import Policy
 
     log = get_run_logger()
     folder = run.alignment
     pairs = folder / "pairs.parquet"
     prompts = choose_prompts(run.prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
-    rows = [
-        DpoPair(prompt=row["prompt"], chosen_ids=row["chosen_ids"], rejected_ids=row["rejected_ids"])
-        for row in (read_rows(pairs) if pairs.is_file() else [])
-    ]
+    rows = read_rows(pairs) if pairs.is_file() else []
     bar = ProgressBar("dpo-steps", "Steps of DPO")
 
     def log_step(step: int, steps: int, logs: Mapping[str, float]) -> None:
@@ -136,11 +132,11 @@ def train_dpo(run: Run, recipe: Recipe) -> None:
 
     with POOL.borrow(recipe.runtime) as device:
         policy = Policy(recipe.policy, device)
-        kl_prompts = [row["prompt"] for row in prompts]
+        kl_prompts = [row.prompt for row in prompts]
         seed = derive(recipe.seed, "dpo")
         result = align_policy(policy, recipe.alignment.dpo, rows, folder, kl_prompts, seed, log_step)
     AlignmentResult(
-        policy=OutcomeRecord(kind=AlignedPolicy.kind, folder=result.adapter.relative_to(folder).as_posix()),
+        policy=Outcome(is_aligned=True, folder=result.adapter.relative_to(folder).as_posix()),
         reference=recipe.alignment.dpo.reference,
         metrics=result.metrics,
         history=result.history,
@@ -152,24 +148,25 @@ def adopt_policy(run: Run, recipe: Recipe, outcome: Outcome) -> AlignmentResult:
     """Adopt the policy of the rounds as the aligned one, and measure its KL to the backbone.
 
     The KL is measured at the temperature at which the policy was trained. With policies of their own,
-    clients complete the prompts round-robin, and it is the mean over the prompts.
+    clients complete the prompts round-robin, and it is the mean over the prompts of those that answer.
     """
     rows = choose_prompts(run.prepared, "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
-    prompts = [row["prompt"] for row in rows]
+    prompts = [row.prompt for row in rows]
     seed = derive(recipe.seed, "dpo")
-    temperature = method_of(recipe.federation).sampling_temperature
+    sampling = recipe.federation.options.sampling
+    temperature = sampling.temperature if sampling else 1.0
     if not outcome.clients:
         arguments = {"run": run, "recipe": recipe, "prompts": prompts, "seed": seed}
         arguments["temperature"] = temperature
         metrics = run_on_worker(measure_kl, recipe.runtime, run.folder, **arguments)
     else:
         clients = assign_round_robin(len(prompts), outcome.clients)
-        jobs = outcome.kl_jobs(prompts, clients, seed, temperature)
-        answers = ask_after_rounds(run, recipe, jobs)
+        jobs = kl_jobs(outcome, prompts, clients, seed, temperature)
+        answers, missing = ask_after_rounds(run, recipe, jobs, recipe.federation.quorum)
         remaining = {name: iter(cast("list[float]", values)) for name, values in answers.items()}
-        values = [next(remaining[client]) for client in clients]
+        values = [next(remaining[client]) for client in clients if client not in missing]
         metrics = {"kl_sequence": sum(values) / len(values)} if values else {}
-    policy = outcome.record.model_copy(update={"folder": FINAL})
+    policy = outcome.model_copy(update={"folder": FINAL})
     return AlignmentResult(policy=policy, reference="base", metrics=metrics)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from components.config import Recipe
-from components.federation.method import method_of
 from components.io import write_atomically
 from components.models.selector import Comparison
 from tasks.benchmark_folder import answers_by_prompt, arm_run, contest_path
-from tasks.devices import run_on_workers
+from tasks.devices import Arguments, run_on_workers
 from tasks.evaluation.judging import judge_pairs
 from tasks.runs import Run
 
@@ -51,8 +49,11 @@ def _shared_files(recipe: Recipe, other: Run) -> list[str]:
     if recipe.evaluation.questions == theirs.evaluation.questions:
         paths = sorted((other.evaluation / "questions").glob("base-*.json"))
         files += [f"evaluation/questions/{path.name}" for path in paths]
-    measured = method_of(recipe.federation).measure_fingerprint(recipe)
-    if measured and measured == method_of(theirs.federation).measure_fingerprint(theirs):
+    measured, other_measured = (
+        one.federation.options.sampling and one.federation.options.sampling.fingerprint(one)
+        for one in (recipe, theirs)
+    )
+    if measured and measured == other_measured:
         names = sorted(path.name for path in other.federation.glob("*-00000.json"))  # before the first round
         files += [f"federation/{name}" for name in names if not name.startswith("evaluation-")]
     return files
@@ -67,12 +68,12 @@ def judge_arms(folder: Path, contests: Sequence[Sequence[str]], seed: int) -> No
     missing = [pair for pair, path in paths.items() if not path.is_file()]
     if not missing:
         return
-    calls = [_contest(folder, *pair, seed) | {"path": paths[pair]} for pair in missing]
+    calls = [{**_contest(folder, *pair, seed), "path": paths[pair]} for pair in missing]
     recipe: Recipe = calls[0]["recipe"]
     run_on_workers(judge_pairs, calls, recipe.runtime, folder)
 
 
-def _contest(folder: Path, ours: str, theirs: str, seed: int) -> dict[str, Any]:
+def _contest(folder: Path, ours: str, theirs: str, seed: int) -> Arguments:
     """The arguments of judge_pairs."""
     run = arm_run(folder, ours, seed)
     first = answers_by_prompt(run)

@@ -10,19 +10,19 @@ runs/<benchmark>/
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from components.benchmarks import arm_recipe
 from components.config import RecipeError, check_section
 from components.config.benchmark import Benchmark
-from components.config.loading import apply_overrides
+from components.config.loading import Tree, apply_overrides
 from components.io import read_json, write_atomically
 from components.paths import is_file, runs_root
+from components.recipes.benchmarks import arm_recipe
 from tasks.devices import choose_workers
 from tasks.runs import Run, create_run
 
@@ -30,11 +30,7 @@ from tasks.runs import Run, create_run
 def open_benchmark(name: str, benchmark: Benchmark) -> Path:
     """A new folder with the benchmark and the recipe of each run; a resumed benchmark reads them."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return create_benchmark(runs_root() / f"benchmark-{Path(name).stem}-{moment}", benchmark)
-
-
-def create_benchmark(folder: Path, benchmark: Benchmark) -> Path:
-    """Write the benchmark and the recipe of each run into its folder."""
+    folder = runs_root() / f"benchmark-{Path(name).stem}-{moment}"
     day = date.today()  # the same for all runs, which are compared
     inputs: dict[Path, Path] = {}
     for arm in benchmark.arms:
@@ -57,7 +53,7 @@ def extend_plan(plan: Benchmark, overrides: Sequence[str]) -> Benchmark:
     """
     if not overrides:
         return plan
-    tree: dict[str, Any] = {}
+    tree: Tree = {}
     apply_overrides(tree, overrides)
     if list(tree) != ["seeds"]:
         more = [*plan.seeds, max(plan.seeds) + 1]
@@ -117,6 +113,6 @@ def contest_path(folder: Path, ours: str, theirs: str, seed: int) -> Path:
     return folder / "contests" / ours / theirs / f"seed-{seed}.json"
 
 
-def answers_by_prompt(run: Run) -> dict[str, dict[str, Any]]:
+def answers_by_prompt(run: Run) -> dict[str, Mapping[str, Any]]:
     """Answers of a run's aligned policy to the held-out prompts, by prompt id."""
     return {row["prompt_id"]: row for row in read_json(run.evaluation / "answers-aligned.json")}

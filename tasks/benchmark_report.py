@@ -11,14 +11,12 @@ from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
 from components.evaluation.contests import Contest
 from components.io import read_json, write_atomically, write_json
 from components.reporting.benchmark_page import benchmark_page
-from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.changes import Change, MeansByArm, find_changes
-from components.reporting.choices import choose_arms
+from components.reporting.benchmark_results import BenchmarkResults, complete_fronts
+from components.reporting.changes import Change, MeansByArm, choose_arms, find_changes
 from components.reporting.claims import Finding, check_claims
-from components.reporting.fronts import complete_fronts
 from components.reporting.metrics import base_metrics, mean_metrics
 from components.reporting.page import to_html, to_markdown
-from components.reporting.units import CLIENTS, UnitsByMetric, run_units
+from components.reporting.units import CLIENTS, run_units
 from components.results import finite_or_none
 from tasks.benchmark_folder import arm_run, contest_path
 from tasks.report import read_results as read_run
@@ -38,14 +36,20 @@ T = TypeVar("T")
 
 def read_results(folder: Path, benchmark: Benchmark) -> BenchmarkResults:
     """Read the finished runs and contests of a benchmark."""
-    results = BenchmarkResults(benchmark.seeds, 0)
+    results = BenchmarkResults(benchmark.seeds)
     for arm in benchmark.arms:
         for seed in benchmark.seeds:
             run = arm_run(folder, arm, seed)
             if run.is_done("report"):
                 _add_run(results, run, arm, seed)
     for seed in benchmark.seeds:
-        _add_fronts(results, benchmark, seed)
+        points = {
+            arm: point
+            for summaries in results.diagnostics.values()
+            for arm, runs in summaries.items()
+            if seed in runs and (point := runs[seed].front) is not None
+        }
+        results.add_fronts(seed, complete_fronts(benchmark.fronts, points))
     for name, by_seed in results.fronts.items():
         seed = min(by_seed)
         runs = {arm: arm_run(folder, arm, seed) for arm in benchmark.fronts[name]}
@@ -72,24 +76,12 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
         for name in read.evaluation.questions["aligned"].sets:
             questions += read_json(run.evaluation / "questions" / f"aligned-{name}.json")
     results.units.setdefault(arm, {})[seed] = run_units(read, questions)
-    results.resamples = max(results.resamples, read.recipe.evaluation.bootstrap)
     results.judges.setdefault(seed, read.evaluation.judge_figures)
     results.commits[f"{arm}-seed-{seed}"] = run.metadata().get("commits", [])
     for name, summary in read.diagnostics.items():
         results.diagnostics.setdefault(name, {}).setdefault(arm, {})[seed] = summary
     for name, contest in read.contests.items():
         results.contests.setdefault(OWN_CONTESTS[name].format(arm=arm), {})[seed] = contest
-
-
-def _add_fronts(results: BenchmarkResults, benchmark: Benchmark, seed: int) -> None:
-    """The metrics of each front of a seed whose arms are all done."""
-    points = {
-        arm: point
-        for summaries in results.diagnostics.values()
-        for arm, runs in summaries.items()
-        if seed in runs and (point := runs[seed].front) is not None
-    }
-    results.add_fronts(seed, complete_fronts(benchmark.fronts, points))
 
 
 @task()
@@ -115,13 +107,16 @@ def write_benchmark_report(
         else find_changes({arm: means.get(arm, {}) for arm in benchmark.arms}, earlier, benchmark.regressions)
     )
     findings = check_claims(benchmark.claims, results)
-    chosen = choose_arms(benchmark.choices, results.metrics, results.units, benchmark.seeds)
+    chosen = choose_arms(benchmark.choices, results.metrics, benchmark.seeds)
     out = folder / "report"
     out.mkdir(exist_ok=True)
     numbers = {
         name: getattr(results, name) for name in ("metrics", "base", "judges", "rewards", "commits")
     } | {
-        "clients": _by_arm_and_seed(results.units, _client_numbers),
+        "clients": _by_arm_and_seed(  # how each metric that is a mean over clients differs over them
+            results.units,
+            lambda units: {name: one.ranges() for name, one in units.items() if one.unit == CLIENTS},
+        ),
         "contests": _by_arm_and_seed(results.contests, Contest.combined),
         "hacking": _by_arm_and_seed(results.hacking, lambda curve: [point.model_dump() for point in curve]),
         "fronts": _by_arm_and_seed(
@@ -129,7 +124,7 @@ def write_benchmark_report(
         ),
         "pooled": {name: pool.model_dump() for name, pool in results.pools.items()},
         "claims": [asdict(finding) for finding in findings],
-        "choices": [asdict(choice) for choice in chosen],
+        "choices": chosen,
         "changes": [asdict(change) for change in changes],
     }
     write_json(out / "metrics.json", finite_or_none(numbers))
@@ -143,12 +138,3 @@ def _by_arm_and_seed(
     values: Mapping[str, Mapping[int, T]], convert: Callable[[T], Any]
 ) -> dict[str, dict[int, Any]]:
     return {arm: {seed: convert(value) for seed, value in by_seed.items()} for arm, by_seed in values.items()}
-
-
-def _client_numbers(by_metric: UnitsByMetric) -> dict[str, dict[str, float]]:
-    """The worst client and the spread of each metric that is a mean over clients."""
-    return {
-        name: {"worst": units.worst, "spread": units.spread}
-        for name, units in by_metric.items()
-        if units.unit == CLIENTS
-    }

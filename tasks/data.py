@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
 
-from components.config import InputFile, Recipe, ThoughtsConfig
-from components.data.data_report import PreparationReport, read_report, write_report
-from components.data.records import DataError, read_rows
-from components.inputs import with_original_names
+from components.config import DataConfig, InputFile, Recipe, ThoughtsConfig
+from components.data.data_report import (
+    CLIENTS_FILE,
+    PreparationReport,
+    read_client_counts,
+    write_report,
+)
+from components.data.records import UNSEEN, DataError, read_pairs, read_prompts
+from components.data.sources.owners import has_owners
+from components.data.splits import JUDGE
+from components.federation.commits import changed_clients
 from components.io import file_hash, write_atomically, write_json
 from components.progress import Work, progress
+from components.recipes.inputs import hash_path, with_original_names
 from tasks.devices import POOL
+from tasks.runs import Run
 from tasks.uncached import task
 
 if TYPE_CHECKING:
-    from components.alignment.thoughts.growth import TreeSettings
+    from components.data.prepare import DataSet
     from components.data.questions import Question
 
 
@@ -35,7 +44,7 @@ def check_eight_bit(recipe: Recipe) -> None:
     """Refuse 8-bit settings that a device of this run does not support, before anything is trained.
 
     Raises:
-        EightBitError: naming the key.
+        UserError: naming the key.
     """
     from components.models.backbone import choose_devices
     from components.models.eight_bit import check_support
@@ -44,9 +53,7 @@ def check_eight_bit(recipe: Recipe) -> None:
     settings: dict[str, str] = {
         "policy.backbone.quantization": recipe.policy.backbone.quantization,
         "federation.optimizer.name": recipe.federation.optimizer.name,
-        f"{options.trained_model}.backbone.quantization": options.trained_section(
-            recipe
-        ).backbone.quantization,
+        f"{options.trained_model}.backbone.quantization": recipe.trained.backbone.quantization,
     }
     settings |= recipe.evaluation.judge.eight_bit_settings()
     for key, value in settings.items():
@@ -80,8 +87,14 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
         DataError: the questions cannot be read; or one is used twice, in one set or in two, or also
             evaluates the policy.
     """
-    from components.alignment.thoughts.stored_trees import grow_missing_trees
-    from components.alignment.thoughts.tree_models import build_models
+    from components.alignment.thoughts.growth import TreeSettings
+    from components.alignment.thoughts.stored_trees import (
+        grow_missing_trees,
+        load_thought_templates,
+        settings_key,
+    )
+    from components.alignment.thoughts.tree_models import TreeModels
+    from components.data.templates import load as load_template
     from components.data.trees import tree_line
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,27 +104,19 @@ def grow_trees(recipe: Recipe, folder: Path, shared: Path) -> dict[str, int]:
     if thoughts is None:
         return {}
     questions_by_set = _load_tree_questions(recipe, thoughts)
+    turns = [load_template(recipe.policy.template, "policy"), load_template("thoughts/policy", "policy")]
     with POOL.borrow(recipe.runtime) as device:
-        load = cache(lambda: build_models(recipe.policy, thoughts, device))  # when a tree is missing
+        load = cache(lambda: TreeModels(recipe.policy, thoughts, device))  # when a tree is missing
         for name, questions in questions_by_set.items():
-            settings = {name: _tree_settings(name, recipe, thoughts)}
+            templates = load_thought_templates(name)
+            key = settings_key(thoughts, recipe.policy, [*templates, *turns], recipe.seed)
+            settings = {name: TreeSettings(thoughts, templates, key, recipe.seed)}
             size = thoughts.question_batch_size
             path = shared / f"{name}.jsonl"
             trees = grow_missing_trees(questions, path, load, settings, size, _log_trees(name))
             write_atomically(folder / f"{name}.jsonl", b"".join(tree_line(tree) for tree in trees))
     POOL.release()
     return {name: len(questions) for name, questions in questions_by_set.items()}
-
-
-def _tree_settings(name: str, recipe: Recipe, thoughts: ThoughtsConfig) -> TreeSettings:
-    from components.alignment.thoughts.growth import TreeSettings
-    from components.alignment.thoughts.stored_trees import load_thought_templates, settings_key
-    from components.data.templates import load as load_template
-
-    templates = load_thought_templates(name)
-    turns = [load_template(recipe.policy.template, "policy"), load_template("thoughts/policy", "policy")]
-    key = settings_key(thoughts, recipe.policy, [*templates, *turns], recipe.seed)
-    return TreeSettings(thoughts, templates, key, recipe.seed)
 
 
 def _load_tree_questions(recipe: Recipe, thoughts: ThoughtsConfig) -> dict[str, list[Question]]:
@@ -184,57 +189,104 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     Raises:
         DataError: data are missing, a split that a phase needs is empty, or too many pairs are equal.
     """
-    from components.data.prepare import check_rows, prepare
-    from components.evaluation.alpaca_inputs import annotator_instructions, check_alpaca_eval, find_baseline
-    from components.evaluation.answers import load_evaluation_questions, tree_questions
+    from components.data.prepare import prepare
     from components.evaluation.control_tokens import with_control_tokens
-    from components.evaluation.equal_pairs import (
-        count_equal_completions,
-        dialogue_warnings,
-        equal_warnings,
-        hidden_warnings,
-    )
-    from components.evaluation.judges.judge import JudgeSection
+    from components.evaluation.pair_warnings import dialogue_warnings, hidden_warnings
+    from components.recipes.data_preview import assembled
+
+    check_questions(recipe, trees)
+    data = recipe.data
+    if recipe.thoughts is not None:
+        key = "path" if data.source == "thoughts" else "trees"
+        data = data.model_copy(update={key: InputFile(str(trees))})
+
+    def read(data: DataConfig, seed: int) -> DataSet:
+        return with_control_tokens(recipe, assembled(data, seed))
+
+    report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs, read)
+    check_prepared(recipe, folder, report)
+    hidden = hidden_warnings(recipe, read_pairs(folder / "pairs.parquet"))
+    warnings = [with_original_names(recipe, warning) for warning in report.warnings]
+    warnings += [*hidden, *dialogue_warnings(recipe, folder)]
+    report = report.model_copy(update={"warnings": warnings})
+    write_report(folder, report)
+    return report
+
+
+def check_questions(recipe: Recipe, trees: Path | None) -> None:
+    """Refuse evaluations whose data are missing or do not fit, before the pairs are prepared.
+
+    Args:
+        recipe: the recipe.
+        trees: folder of the trees that the run grew.
+    """
+    from components.evaluation.alpaca_inputs import check_alpaca_eval
+    from components.evaluation.answers import load_evaluation_questions, tree_questions
 
     if recipe.evaluation.alpaca_eval:
         check_alpaca_eval(recipe.evaluation.alpaca_eval)
     if recipe.evaluation.questions:
         with_trees = tree_questions(recipe.data, trees if recipe.thoughts is not None else None)
         load_evaluation_questions(recipe.evaluation.questions.questions, recipe.seed, with_trees)
-    data = recipe.data
-    if recipe.thoughts is not None:
-        key = "path" if data.source == "thoughts" else "trees"
-        data = data.model_copy(update={key: InputFile(str(trees))})
-    report = prepare(
-        data, recipe.seed, folder, recipe.runtime.data_docs, partial(with_control_tokens, recipe)
-    )
-    cast(JudgeSection, recipe.evaluation.judge).check_data(folder)
+
+
+def check_prepared(recipe: Recipe, folder: Path, report: PreparationReport) -> None:
+    """Refuse prepared data that lack what a later phase needs.
+
+    Raises:
+        DataError: naming what is missing.
+    """
+    from components.data.prepare import check_rows
+    from components.evaluation.alpaca_inputs import annotator_instructions, find_baseline
+
+    recipe.evaluation.judge.check_data(folder)
     if recipe.evaluation.alpaca_eval:
-        prompts = [row["prompt"] for row in read_rows(folder / "prompts.parquet", split="test")]
+        prompts = [row.prompt for row in read_prompts(folder, "test")]
         instructions = annotator_instructions(
             prompts, recipe.policy.template, recipe.data.test_prompts, recipe.evaluation.alpaca_eval
         )
         find_baseline(recipe.evaluation.alpaca_eval, prompts, instructions)  # refuses unanswered prompts
     check_rows(recipe, report.splits, report.rows.prompts)
-    hidden = hidden_warnings(recipe, read_rows(folder / "pairs.parquet"))
-    counted = count_equal_completions(recipe, folder)
-    warnings = [with_original_names(recipe, warning) for warning in report.warnings]
-    warnings += [*hidden, *equal_warnings(counted), *dialogue_warnings(recipe, folder)]
-    report = report.model_copy(update={"equal_completions": counted, "warnings": warnings})
-    write_report(folder, report)
-    return report
+    if recipe.federation.privacy is not None and not has_owners(recipe):
+        _refuse_judge_of_clients(recipe, folder)
 
 
-def check_pairs(recipe: Recipe, folder: Path) -> list[str]:
-    """Check prepared pairs again for models whose sections have changed since, as stages of DVC may.
+def _refuse_judge_of_clients(recipe: Recipe, folder: Path) -> None:
+    if JUDGE in {pair.client_id for pair in read_pairs(folder / "judge.parquet")}:
+        raise DataError(
+            f"source {recipe.data.source} gives the judge pairs of the clients' prompts, whose verdicts"
+            " federation.privacy protects: set its share to 0 (data.options.judge_clients or judge_share) and"
+            " use another judge, or bring the pairs of ten owners or more, some of whom are the judge's."
+        )
 
-    However many they are, it is a warning: a run that goes on cannot change its recipe.
 
-    Returns:
-        a warning for each of these models that reads equal completions.
+def changed_clients_warning(run: Run, recipe: Recipe) -> str:
+    """Who joined or left the file of pairs since the run copied it; empty where the clients are the same.
+
+    Args:
+        run: with its prepared data.
+        recipe: of the run, whose file is the run's own copy.
     """
-    from components.evaluation.equal_pairs import count_equal_completions, equal_warnings
+    from components.data.prepare import assemble
 
-    known = read_report(folder).equal_completions
-    counted = count_equal_completions(recipe, folder, known, refuse=False)
-    return equal_warnings([counts for counts in counted if counts not in known])
+    data = recipe.data
+    file, before = data.path, run.prepared
+    if file is None or not (before / CLIENTS_FILE).is_file() or not Path(file.name).exists():
+        return ""
+    if hash_path(Path(file.name)) == file.sha256:
+        return ""
+    goes_on = "The run goes on with its own copy of the file, and with the clients that it started with"
+    try:
+        now = assemble(data.model_copy(update={"path": InputFile(file.name)}), recipe.seed)
+    except DataError as error:
+        return f"data.path {file.name} has changed, and cannot be used: {error}. {goes_on}."
+    known = {*read_client_counts(before)}
+    if (before / UNSEEN).is_dir():
+        known |= {*read_client_counts(before / UNSEEN)}
+    change = changed_clients(known, {*now.clients, *now.unseen})
+    if not change:
+        return ""
+    return (
+        f"data.path {file.name} has other clients since the run started: {change}. {goes_on}: start a new"
+        " run to train with those of the file."
+    )

@@ -13,17 +13,22 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.config import BackboneConfig, Recipe, RecipeError
 from components.config.runtime import RuntimeConfig
-from components.environment import available_cores, release_memory, use_deterministic_kernels
+from components.environment import (
+    available_cores,
+    release_memory,
+    set_torch_threads,
+    use_deterministic_kernels,
+)
 from components.federation.clients.trainer import Trainer
-from components.federation.clients.worker import build_trainer
+from components.federation.clients.worker import build_trainer, trainer_key
 from components.learning.reference_cache import ReferenceCache
 from components.models.backbone import BackboneError, choose_devices, find_active_dropout
 from tasks import ray_cluster, ray_tasks
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 log = logging.getLogger(__name__)
 
+Arguments = Mapping[str, Any]
+"""Those of one call of a task, by their names."""
 Place = tuple[str, int]
 """A device, and the index of a model on it: a CPU may have several, a GPU has one."""
 
@@ -71,13 +78,10 @@ class DevicePool:
             name: of the trainer, see `Job.trainer`.
 
         Raises:
-            RecipeError: the model has dropout, and clients are to train concurrently on the CPU or to be left
-                out when they hang.
+            RecipeError: the model has dropout, and clients are to train concurrently on the CPU.
         """
-        sections = ("selector", "policy", "federation", "rewards", "runtime")
-        key = name + recipe.fingerprint(*sections, *(("alignment", "evaluation") if name else ()))
         with self._borrow_place(recipe.runtime, mapped) as place:
-            yield self._resident(place, key, partial(self._build, recipe, place, name))
+            yield self._resident(place, trainer_key(recipe, name), partial(self._build, recipe, place, name))
 
     @contextmanager
     def borrow_model(self, runtime: RuntimeConfig, key: str, build: Callable[[str], R]) -> Iterator[R]:
@@ -98,28 +102,19 @@ class DevicePool:
         self._residents[place] = (key, model)
         return model
 
-    def forget(self, trainer: Trainer) -> None:
-        """Build another trainer in the place of one that is not returned."""
-        with self._lock:
-            self._residents = {
-                place: resident for place, resident in self._residents.items() if resident[1] is not trainer
-            }
-
     def _build(self, recipe: Recipe, place: Place, name: str) -> Trainer:
         device = place[0]
         with self._building:  # transformers sets defaults of the whole process while it loads
             trainer = build_trainer(recipe, device, name)
         trainer.reference_cache = self._reference_cache(recipe.policy.backbone, device)
         runtime = recipe.runtime
-        if runtime.client_timeout is not None and (names := find_active_dropout(trainer.model)):
-            raise RecipeError(
-                f"runtime.client_timeout is set, but the model has dropout ({names[0]}), and a client that"
-                " was left out would go on to draw from the generator of the others: set lora.dropout to 0"
-                " (and use a backbone without dropout), or leave client_timeout out."
-            )
         workers = runtime.workers
-        concurrent = workers > 1 and runtime.task_runner != "ray"
-        if concurrent and device == "cpu" and (names := find_active_dropout(trainer.model)):
+        if (
+            workers > 1
+            and runtime.shares_process
+            and device == "cpu"
+            and (names := find_active_dropout(trainer.model))
+        ):
             raise RecipeError(
                 f"runtime.cpu_workers is {workers}, but the model has dropout ({names[0]}), and clients that"
                 " share the CPU's one generator would not draw the same numbers again: set lora.dropout to 0"
@@ -207,23 +202,22 @@ def describe_places(recipe: Recipe) -> tuple[int | None, str]:
         RecipeError: see ray_cluster.connect and ray_cluster.max_tasks.
     """
     try:
-        return _describe_places(choose_workers(recipe))
+        recipe = choose_workers(recipe)
+        runtime, federation = recipe.runtime, recipe.federation
+        if runtime.task_runner == "ray":
+            ray_cluster.connect(runtime)
+            places, where = ray_tasks.count_places(runtime), ray_tasks.describe(runtime)
+        else:
+            devices, places = choose_devices(runtime.devices), max_tasks(runtime)
+            threads = runtime.threads_of_client or 1
+            on_cpu = f"the CPU, with {threads} thread{'s' * (threads != 1)} each"
+            apart = not runtime.shares_process
+            each = "a process of the client's owner" if apart else "a thread of this process"
+            where = on_cpu if devices == ["cpu"] else f"{', '.join(devices)}, in {each} each"
+            if len(devices) > 1 and not apart and not ray_cluster.is_installed():
+                where += " (with the extra ray, in a process each, which is faster)"
     except BackboneError as error:
         return None, str(error)
-
-
-def _describe_places(recipe: Recipe) -> tuple[int, str]:
-    runtime, federation = recipe.runtime, recipe.federation
-    if runtime.task_runner == "ray":
-        ray_cluster.connect(runtime)
-        places, where = ray_tasks.count_places(runtime), ray_tasks.describe(runtime)
-    else:
-        devices, places = choose_devices(runtime.devices), max_tasks(runtime)
-        threads = runtime.threads_of_client or 1
-        on_cpu = f"the CPU, with {threads} thread{'s' * (threads != 1)} each"
-        where = on_cpu if devices == ["cpu"] else f"{', '.join(devices)}, in a thread of this process each"
-        if len(devices) > 1 and not ray_cluster.is_installed():
-            where += " (with the extra ray, in a process each, which is faster)"
     tasks = math.ceil(federation.clients_per_round / federation.clients_per_task)
     return min(tasks, places), where
 
@@ -233,10 +227,8 @@ def set_threads(runtime: RuntimeConfig, mapped: bool = False) -> None:
 
     The last bits of a result depend on them.
     """
-    import torch
-
     threads = runtime.torch_threads or available_cores()
-    torch.set_num_threads(max(1, threads // runtime.workers) if mapped else threads)
+    set_torch_threads(threads // runtime.workers if mapped else threads)
 
 
 def choose_workers(recipe: Recipe) -> Recipe:
@@ -248,30 +240,22 @@ def choose_workers(recipe: Recipe) -> Recipe:
     Raises:
         BackboneError: a configured device does not exist.
     """
-    runtime = recipe.runtime
+    runtime, federation = recipe.runtime, recipe.federation
     threads = runtime.torch_threads or available_cores()
-    on_cpu = choose_devices(runtime.devices) == ["cpu"]
-    concurrent = threads > 1 and on_cpu and _can_train_concurrently(recipe)
+    devices = choose_devices(runtime.devices)
+    # Threads of one process share its interpreter, which keeps several GPUs waiting.
+    has_gpus = len(devices) > 1 and "cpu" not in devices
+    on_ray = runtime.ray_address or (has_gpus and ray_cluster.is_installed() and runtime.shares_process)
+    has_tasks = federation.clients_per_round > federation.clients_per_task
+    trained = recipe.model_dump(mode="json", include={federation.options.trained_model, "federation"})
+    apart = not (runtime.shares_process and _has_dropout(trained))
+    concurrent = threads > 1 and devices == ["cpu"] and has_tasks and apart
     chosen = {
-        "task_runner": runtime.task_runner or _choose_task_runner(runtime),
+        "task_runner": runtime.task_runner or ("ray" if on_ray else "threads"),
         "torch_threads": threads,
         "cpu_workers": runtime.cpu_workers or (2 if concurrent else 1),
     }
     return recipe.model_copy(update={"runtime": runtime.model_copy(update=chosen)})
-
-
-def _choose_task_runner(runtime: RuntimeConfig) -> Literal["threads", "ray"]:
-    """Threads of one process share its interpreter, which keeps several GPUs waiting."""
-    devices = choose_devices(runtime.devices)
-    has_gpus = len(devices) > 1 and "cpu" not in devices
-    return "ray" if runtime.ray_address or (has_gpus and ray_cluster.is_installed()) else "threads"
-
-
-def _can_train_concurrently(recipe: Recipe) -> bool:
-    """Whether a round has several tasks, and no client draws dropout."""
-    federation = recipe.federation
-    trained = recipe.model_dump(mode="json", include={federation.options.trained_model, "federation"})
-    return federation.clients_per_round > federation.clients_per_task and not _has_dropout(trained)
 
 
 def _has_dropout(settings: object) -> bool:
@@ -297,7 +281,7 @@ def task_runner(runtime: RuntimeConfig) -> TaskRunner[Any]:
 
 
 def map_task(
-    task: Task[Any, R], calls: Sequence[dict[str, Any]], runtime: RuntimeConfig
+    task: Task[Any, R], calls: Sequence[Arguments], runtime: RuntimeConfig
 ) -> list[PrefectFuture[R]]:
     """Run a task of the present flow with the arguments of each call, and wait until all have ended."""
     if runtime.task_runner == "ray":
@@ -319,7 +303,7 @@ def _computes_on_gpus(runtime: RuntimeConfig, folder: Path) -> bool:
 
 
 def run_on_workers(
-    task: Task[Any, R], calls: Sequence[dict[str, Any]], runtime: RuntimeConfig, folder: Path
+    task: Task[Any, R], calls: Sequence[Arguments], runtime: RuntimeConfig, folder: Path
 ) -> list[R]:
     """The results of a task of the server that uses a device, for the arguments of each call.
 

@@ -38,15 +38,10 @@ PROGRESS_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class FlowRunLink:
-    """The Prefect flow run that works on a run.
+    """The Prefect flow run that works on a run."""
 
-    Attributes:
-        id: its id.
-        url: its page in the Prefect UI; None without one.
-    """
-
-    id: str
-    url: str | None
+    id: str  # its id
+    url: str | None  # its page in the Prefect UI; None without one
 
     def tags(self) -> dict[str, str]:
         """The link as tags of an MLflow run, and as its description until the run is finished."""

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from prefect import get_run_logger
 
-from components.config import Recipe, RecipeError
-from components.federation.outcome import (
-    AlignedPolicy,
-    Outcome,
-    OutcomeError,
-    SelectorEnsemble,
-    load_outcome,
-)
+from components.config import Recipe, RecipeError, UserError
+from components.federation.method import Method
+from components.federation.outcome import generate_jobs
 from components.federation.protocol import Generation
 from components.io import DamagedFileError, file_hashes, verify_files
-from components.models.generation import Completion
 from components.models.policy import Policy
+from components.models.samples import Completion
 from components.models.store import AdapterHash
 from components.progress import Work, progress
-from components.results import AlignmentResult, OutcomeRecord
+from components.results import AlignmentResult, Outcome
 from tasks.devices import POOL, run_on_workers, server_workers
 from tasks.prefect_transport import ask_after_rounds, rounds_contexts
 from tasks.runs import Run
@@ -48,31 +44,21 @@ class EvaluatedPolicy:
 
     name: str  # for logs and files
     folder: Path | None  # its PEFT folder; None for the base policy
-    record: OutcomeRecord | None = None  # None of a policy that all clients share in any case
-
-    @cached_property
-    def outcome(self) -> Outcome | None:
-        return None if self.record is None else load_outcome(self.record)
+    outcome: Outcome = field(default_factory=Outcome)  # without adapters, of one that all clients share
 
     @property
     def clients(self) -> list[str]:
         """The clients with policies of their own; empty where all share one."""
-        return [] if self.outcome is None else self.outcome.clients
+        return self.outcome.clients
 
     def open(self, recipe: Recipe, device: str) -> Policy:
-        """Load a shared policy on a device."""
-        if self.folder is None:
-            return open_base_policy(recipe, device)
-        return Policy(recipe.policy, device, self.folder)
+        """Load a shared policy on a device.
 
-
-def open_base_policy(recipe: Recipe, device: str) -> Policy:
-    """The policy before the alignment: it samples completions, and is what aligned answers are compared with.
-
-    It is the backbone, with DPO's reference adapter where the recipe has one and the server aligns.
-    """
-    adapter = recipe.base_adapter
-    return Policy(recipe.policy, device, None if adapter is None else Path(adapter))
+        The base policy samples completions, and is what aligned answers are compared with. It is the
+        backbone, with DPO's reference adapter where the recipe has one and the server aligns.
+        """
+        folder = recipe.base_adapter if self.folder is None else self.folder
+        return Policy(recipe.policy, device, None if folder is None else Path(folder))
 
 
 def record_files(run: Run, result: AlignmentResult) -> AlignmentResult:
@@ -83,7 +69,7 @@ def record_files(run: Run, result: AlignmentResult) -> AlignmentResult:
 
 
 def aligned_outcome(run: Run) -> Outcome:
-    """Whose model answers after the alignment; its record has the policy's folder.
+    """Whose model answers after the alignment; it has the policy's folder.
 
     Raises:
         RecipeError: a file of the policy is missing or damaged.
@@ -97,9 +83,9 @@ def aligned_outcome(run: Run) -> Outcome:
             f" with `{run.resume_command}`."
         ) from None
     if result.labelling is not None:  # otherwise the policy of the rounds was adopted
-        return AlignedPolicy(result.policy)
+        return result.policy
     outcome = run.federation_result().outcome  # files of earlier versions repeat only a part of it
-    return load_outcome(outcome.model_copy(update={"folder": result.policy.folder}))
+    return outcome.model_copy(update={"folder": result.policy.folder})
 
 
 def generate(
@@ -116,11 +102,11 @@ def generate(
         generations: by client; under the empty name those of the policy that all clients share.
         task_name: of the tasks of a shared policy.
     """
-    if policy.outcome is None or not policy.clients:
+    if not policy.clients:
         for number, generation in enumerate(generations[""]):
             store("", number, generate_on_server(run, recipe, policy, generation, task_name))
         return
-    outputs = ask_after_rounds(run, recipe, policy.outcome.generate_jobs(generations))
+    outputs, _ = ask_after_rounds(run, recipe, generate_jobs(policy.outcome, generations), quorum=1)
     for client, output in outputs.items():
         for number, texts in enumerate(cast("list[Any]", output)):
             store(client, number, [[_read(one) for one in samples] for samples in texts])
@@ -160,7 +146,7 @@ def generate_part(
         return generation.complete(model, log_prompts, part)
 
 
-def _read(completion: dict[str, Any]) -> Completion:
+def _read(completion: Mapping[str, Any]) -> Completion:
     return Completion(tuple(completion["ids"]), completion["text"], completion["finished"])
 
 
@@ -168,11 +154,11 @@ def compare_by_selectors(run: Run, recipe: Recipe, comparisons: Sequence[Compari
     """Log-odds that the first completion is better, by each selector of the rounds, [U, N].
 
     Raises:
-        OutcomeError: the rounds did not end with selectors.
+        UserError: the rounds did not end with selectors.
     """
-    outcome = load_outcome(run.federation_result().outcome)
-    if not isinstance(outcome, SelectorEnsemble):
-        raise OutcomeError(f"the outcome '{outcome.kind}' has no selectors that compare completions")
+    outcome = run.federation_result().outcome
+    if not outcome.labels_pairs:
+        raise UserError(f"the rounds of run {run.id} did not end with selectors, which compare completions")
     workers = server_workers(recipe.runtime, run.folder)
     common = {"run": run, "recipe": recipe, "comparisons": comparisons}
     common["adapters"] = outcome.adapters_of("")
@@ -195,6 +181,9 @@ def compare_share(
     from components.models.selector_model import BatchShare, Selector
 
     store = rounds_contexts(run).adapters
-    key = f"selector/{recipe.fingerprint('selector')}"
-    with POOL.borrow_model(recipe.runtime, key, partial(Selector, recipe.selector)) as selector:
+    name = recipe.federation.options.selector_model
+    build: type[Selector] = resolve_name(name)
+    sections = ("selector",) if name == Method.selector_model else ("selector", "federation", "policy")
+    key = f"selector/{name}/{recipe.fingerprint(*sections)}"
+    with POOL.borrow_model(recipe.runtime, key, partial(build.of, recipe)) as selector:
         return compare(selector, comparisons, [store.get(digest) for digest in adapters], BatchShare(*share))

@@ -21,9 +21,9 @@ class PolicyModel(PythonModel):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the backbone and the adapter."""
         from components.config import PolicyConfig
-        from components.inputs import verify_inputs
         from components.models.backbone import choose_devices
         from components.models.policy import ClientPolicySet, Policy, has_client_adapters
+        from components.recipes.inputs import verify_inputs
 
         section = json.loads(Path(context.artifacts["policy"]).read_text(encoding="utf-8"))
         config = PolicyConfig.model_validate(section)

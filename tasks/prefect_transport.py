@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 import shutil
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from contextlib import closing
-from contextvars import copy_context
-from dataclasses import dataclass, field
-from functools import partial
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
 
 from prefect import runtime
-from prefect.events.worker import EventsWorker
 from prefect.futures import PrefectFuture
-from prefect.logging.handlers import APILogWorker
 from pydantic import JsonValue
 
 from components.config import Recipe, Registry
+from components.data.records import UNSEEN, DataError, pairs_digest, read_pairs
+from components.data.sources.owners import has_owners
 from components.federation import rounds
 from components.federation.clients.context import ClientContexts
-from components.federation.clients.worker import finished_update, run_job
-from components.federation.postprocessing import postprocessors_of
+from components.federation.clients.worker import failure, finished_update, run_job
 from components.federation.protocol import Failure, Job, Update
-from components.federation.transport import Transport
-from components.io import ABANDONED, FullDiskError, file_hash, write_atomically
+from components.federation.transport import InProcessTransport, Transport
+from components.io import FullDiskError, write_atomically
 from components.models.store import AdapterStore
 from components.names import short_labels
+from components.owners.home import sockets_root
+from components.owners.jobs import PublishJob
+from components.owners.requests import Requests
 from tasks import ray_cluster, ray_tasks
 from tasks.devices import POOL, map_task, max_tasks
-from tasks.ray_files import Sender, SentFiles, Written
+from tasks.owner_processes import HOST, JobFailed, ask_owner, name_at_owners, release_owner
+from tasks.ray_nodes import Files, Sender, SentRequest
 from tasks.runs import Run
 from tasks.uncached import task
 
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import State
-
-R = TypeVar("R")
 TRANSPORTS: Registry[type[Transport]] = Registry(
     "runtime.transport",
     "fed_rlhf.transports",
-    {"prefect": f"{__name__}:PrefectTransport"},
+    {"prefect": f"{__name__}:PrefectTransport", "processes": f"{__name__}:ProcessTransport"},
     "components.federation.transport:Transport",
 )
+
+
+SILENCE_SECONDS = 600.0
+"""Beside runtime.client_timeout, how long an owner may receive files and load a model."""
 
 
 class ClientsFailed(RuntimeError):
@@ -57,75 +57,20 @@ class ClientsFailed(RuntimeError):
     the client's private store.
     """
 
-    def __init__(
-        self, reasons: dict[str, str], some_hang: bool = False, written: Written | None = None
-    ) -> None:
-        super().__init__(reasons, some_hang, written)
+    def __init__(self, reasons: dict[str, str], written: Files | None = None) -> None:
+        super().__init__(reasons, written)
         self.reasons = reasons  # by client
-        self.some_hang = some_hang  # whether a job took longer than runtime.client_timeout
         self.written = written  # by the clients that were sent files
 
     def __str__(self) -> str:
         return "; ".join(f"client {name}: {reason}" for name, reason in self.reasons.items())
 
 
-HANGING: list[Thread] = []
-"""Threads of jobs that took too long."""
-
-
-def end_despite_hanging_jobs(status: int) -> None:
-    """End the process at once if a job hangs; Python would abort where it hangs in code of torch."""
-    if any(thread.is_alive() for thread in HANGING):
-        for worker in (APILogWorker, EventsWorker):
-            worker.drain_all(timeout=10)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-class JobHangs(Exception):
-    """A client's job takes longer than it may."""
-
-
-def run_within(seconds: float | None, call: Callable[[], R]) -> R:
-    """The result of a call, in a thread of its own where it may take so many seconds only.
-
-    A thread cannot be stopped. One that hangs is left alone; it writes no file any more
-    (components.io.ABANDONED), and does not keep the process from its end, see end_despite_hanging_jobs.
-
-    Raises:
-        JobHangs: the call has not returned in time.
-    """
-    if seconds is None:
-        return call()
-    result: Future[R] = Future()
-    context = copy_context()  # Prefect's, for its log
-    abandoned = Event()
-    context.run(ABANDONED.set, abandoned)
-
-    def work() -> None:
-        try:
-            result.set_result(context.run(call))
-        except BaseException as error:
-            result.set_exception(error)
-
-    thread = Thread(target=work, daemon=True)
-    thread.start()
-    if not wait([result], seconds).done:
-        abandoned.set()
-        if not HANGING:  # the command line calls it before, with its status
-            atexit.register(end_despite_hanging_jobs, 0)
-        HANGING.append(thread)
-        raise JobHangs(f"no answer within {seconds:g} s (runtime.client_timeout)")
-    return result.result()
-
-
 def _shard_name() -> str:
     jobs = runtime.task_run.parameters["shard"]
     clients = short_labels(job.client for job in jobs).values()
     first = jobs[0]
-    when = f"round {first.round + 1}" if first.is_step else f"after {first.round} rounds"
-    return f"{when}: {first.kind} {', '.join(clients)}"
+    return f"{first.when}: {first.kind} {', '.join(clients)}"
 
 
 @dataclass(frozen=True)
@@ -133,58 +78,95 @@ class ShardAnswer:
     """The updates of a shard's jobs, and what the jobs have written where they were sent files."""
 
     updates: list[Update]
-    written: Written | None = None
+    written: Files | None = None
+
+
+class Place(ABC):
+    """Where the jobs of a shard are carried out."""
+
+    @abstractmethod
+    def run(self, shard: Sequence[Job], recipe: Recipe) -> ShardAnswer:
+        """Run the jobs of a shard, one after the other.
+
+        A client that fails does not stop the others. Updates that an earlier attempt finished are read, so a
+        retry repeats only the failed clients.
+
+        Raises:
+            ClientsFailed: after all clients were tried, naming those that failed.
+        """
 
 
 @task(name=_shard_name)
-def run_shard(shard: list[Job], recipe: Recipe, contexts: ClientContexts | SentFiles) -> ShardAnswer:
-    """Run the jobs of a shard of clients, one after the other; they need one trainer.
-
-    A client that fails, or takes longer than runtime.client_timeout, does not stop the others. Updates that
-    an earlier attempt finished are read, so a retry repeats only the failed clients.
-
-    Raises:
-        ClientsFailed: after all clients were tried, naming those that failed.
-    """
-    if isinstance(contexts, ClientContexts):
-        return ShardAnswer(run_jobs(shard, recipe, contexts))
-    try:
-        updates = run_jobs(shard, *contexts.unpack(shard, recipe))
-    except ClientsFailed as error:
-        raise ClientsFailed(error.reasons, error.some_hang, contexts.written(shard)) from None
-    return ShardAnswer(updates, contexts.written(shard))
+def run_shard(shard: list[Job], recipe: Recipe, place: Place) -> ShardAnswer:
+    """Run the jobs of a shard of clients, which need one trainer; see Place.run."""
+    return place.run(shard, recipe)
 
 
-def run_jobs(shard: Sequence[Job], recipe: Recipe, contexts: ClientContexts) -> list[Update]:
-    """See run_shard."""
-    postprocessors = postprocessors_of(recipe.federation)
-    updates = []
-    reasons = {}
-    some_hang = False
-    for job in shard:
-        with POOL.borrow_trainer(recipe, mapped=True, name=job.trainer) as trainer:
-            run = partial(run_job, job, trainer, contexts, postprocessors)
+@dataclass(frozen=True)
+class ThisProcess(Place):
+    """A thread of the flow's process, or a process of Ray that sees the run's files."""
+
+    contexts: ClientContexts
+
+    def run(self, shard: Sequence[Job], recipe: Recipe) -> ShardAnswer:
+        updates = []
+        reasons = {}
+        for job in shard:
+            with POOL.borrow_trainer(recipe, mapped=True, name=job.trainer) as trainer:
+                try:
+                    updates.append(run_job(job, trainer, self.contexts, recipe))
+                except FullDiskError:  # not the client's fault
+                    raise
+                except (Exception, SystemExit) as error:
+                    reasons[job.client] = failure(job.client, error, self.contexts).reason
+                    ray_tasks.end_if_gpu_is_lost()
+        if reasons:
+            raise ClientsFailed(reasons)
+        return ShardAnswer(updates)
+
+
+@dataclass(frozen=True)
+class RayNode(Place):
+    """A process of Ray on a node that does not see the run's files, and is sent them."""
+
+    sent: SentRequest
+
+    def run(self, shard: Sequence[Job], recipe: Recipe) -> ShardAnswer:
+        own, contexts = self.sent.unpack()
+        try:
+            updates = ThisProcess(contexts).run(shard, own).updates
+        except ClientsFailed as error:
+            raise ClientsFailed(error.reasons, self.sent.written()) from None
+        return ShardAnswer(updates, self.sent.written())
+
+
+@dataclass(frozen=True)
+class OwnerProcess(Place):
+    """The process of each client's owner on this machine."""
+
+    owners: Requests
+    contexts: ClientContexts
+    sockets: Path | None = None
+    """Folder of the sockets of owners that have started their own processes; None: they are simulated."""
+
+    def run(self, shard: Sequence[Job], recipe: Recipe) -> ShardAnswer:
+        updates = []
+        reasons = {}
+        for job in shard:
             try:
-                updates.append(run_within(recipe.runtime.client_timeout, run))
-            except JobHangs as error:
-                some_hang = True
+                updates.append(finished_update(job, self.contexts.adapters) or self._ask(job, recipe))
+            except JobFailed as error:
                 reasons[job.client] = str(error)
-                POOL.forget(trainer)  # the job still uses it
-            except FullDiskError:  # not the client's fault
-                raise
-            except (Exception, SystemExit) as error:
-                code = contexts.open(job.client).store.record_error(error)
-                ray_tasks.end_if_gpu_is_lost()
-                reasons[job.client] = f"{type(error).__name__} (errors/{code}.txt of its private store)"
-    if reasons:
-        raise ClientsFailed(reasons, some_hang)
-    return updates
+        if reasons:
+            raise ClientsFailed(reasons)
+        return ShardAnswer(updates)
 
-
-def may_succeed(_task: object, _task_run: object, state: State[Any]) -> bool:
-    """Whether a failed shard is tried again: a job that hangs would hold another trainer."""
-    error = state.result(raise_on_failure=False)
-    return not (isinstance(error, ClientsFailed) and error.some_hang)
+    def _ask(self, job: Job, recipe: Recipe) -> Update:
+        if self.sockets is None:
+            return HOST.ask(job, self.owners, self.contexts, recipe)
+        limit = None if isinstance(job, PublishJob) else recipe.runtime.client_timeout
+        silence = None if limit is None else limit + SILENCE_SECONDS
+        return ask_owner(job, self.owners, self.contexts, self.sockets, silence)
 
 
 @dataclass(frozen=True)
@@ -220,17 +202,60 @@ class PrefectTransport(Transport):
         if jobs and not jobs[0].is_step:  # short jobs: a task for each place
             size = max(size, math.ceil(len(jobs) / max_tasks(self.recipe.runtime)))
         shards = rounds.split_shards(jobs, size)
-        mapped = run_shard.with_options(
-            retries=self.recipe.runtime.retries, retry_delay_seconds=1, retry_condition_fn=may_succeed
-        )
-        sender = self.senders[0] if self.senders else None
-        contexts = [self.contexts] * len(shards) if sender is None else sender.send(shards)
+        mapped = run_shard.with_options(retries=self.recipe.runtime.retries, retry_delay_seconds=1)
         calls = [
-            {"shard": shard, "recipe": self.recipe, "contexts": own}
-            for shard, own in zip(shards, contexts, strict=True)
+            {"shard": shard, "recipe": self.recipe, "place": place}
+            for shard, place in zip(shards, self._places(shards), strict=True)
         ]
         futures = map_task(mapped, calls, self.recipe.runtime)
+        sender = self.senders[0] if self.senders else None
         return collect_answers(futures, shards, self.contexts.adapters, sender)
+
+    def _places(self, shards: Sequence[Sequence[Job]]) -> Sequence[Place]:
+        if self.senders:
+            return [RayNode(sent) for sent in self.senders[0].send(shards)]
+        return [ThisProcess(self.contexts)] * len(shards)
+
+
+@dataclass(frozen=True)
+class ProcessTransport(PrefectTransport):
+    """As PrefectTransport, with a process and a folder of its own for each client, as owners have them.
+
+    With data.source 'owners' these are the processes that owners have started.
+    """
+
+    asked: set[str] = field(default_factory=set)
+    """Owners with rows of their own that may hold a model."""
+
+    def close(self) -> None:
+        if self._place.sockets is None:
+            HOST.release()
+            return
+        self._release(self.asked, self._place.sockets)
+
+    def run(self, jobs: Sequence[Job]) -> list[Update | Failure]:
+        """See PrefectTransport.run. Owners that were asked before and are not now hold no model."""
+        if self._place.sockets is not None:
+            clients = {job.client for job in jobs}
+            self._release(self.asked - clients, self._place.sockets)
+            self.asked.update(clients)
+        return super().run(jobs)
+
+    def _release(self, clients: Set[str], sockets: Path) -> None:
+        for name in sorted(clients):
+            release_owner(name, sockets)
+        self.asked.difference_update(set(clients))
+
+    @cached_property
+    def _place(self) -> OwnerProcess:
+        recipe, contexts = self.recipe, self.contexts
+        if not has_owners(recipe):
+            return OwnerProcess(Requests(recipe, contexts), contexts)
+        run = name_at_owners(contexts.federation.parent)
+        return OwnerProcess(Requests(recipe, contexts, run), contexts, sockets_root(recipe.runtime.sockets))
+
+    def _places(self, shards: Sequence[Sequence[Job]]) -> Sequence[Place]:
+        return [self._place] * len(shards)
 
 
 def collect_answers(
@@ -252,7 +277,7 @@ def collect_answers(
         future.wait()
         result = future.result(raise_on_failure=False)
         if sender is not None and isinstance(result, ShardAnswer | ClientsFailed) and result.written:
-            sender.receive(result.written)
+            sender.receive(jobs, result.written)
         if isinstance(result, ShardAnswer):
             answers += result.updates
             continue
@@ -272,24 +297,61 @@ def rounds_contexts(run: Run) -> ClientContexts:
     return ClientContexts(AdapterStore(run.federation / "adapters"), run.prepared / "pairs.parquet")
 
 
+def unseen_contexts(run: Run) -> ClientContexts:
+    """The contexts of the clients that take part in no round."""
+    return replace(rounds_contexts(run), pairs=run.prepared / UNSEEN / "pairs.parquet")
+
+
+@contextmanager
+def outside_transport(
+    run: Run, recipe: Recipe, contexts: ClientContexts, trainer: str = ""
+) -> Iterator[Transport]:
+    """Asks owners outside the federation, whose pairs the server has, in this process.
+
+    Args:
+        run: with the judge's pairs.
+        recipe: of the run.
+        contexts: by which adapters are exchanged.
+        trainer: name of the trainer of the jobs.
+    """
+    with POOL.borrow_trainer(recipe, name=trainer) as own:
+        outside = replace(contexts, pairs=run.prepared / "judge.parquet", outside=True)
+        yield InProcessTransport(recipe, outside, {trainer: own})
+
+
+def outside_counts(run: Run) -> dict[str, int]:
+    """Numbers of held-out pairs of the owners outside the federation.
+
+    Raises:
+        DataError: they have none.
+    """
+    counts = Counter(pair.client_id for pair in read_pairs(run.prepared / "judge.parquet", split="test"))
+    if not counts:
+        raise DataError(
+            "with federation.privacy.unit 'client' accuracy is measured on the judge's held-out pairs, and"
+            " there are none: bring pairs of owners outside the federation (data.options: judge_annotators,"
+            " judge_clients, judge_share or judge, as the source has it)."
+        )
+    return dict(counts)
+
+
 def exchange_contexts(run: Run, recipe: Recipe) -> ClientContexts:
     """The clients' contexts after the rounds.
 
     Adapters and updates are exchanged in a folder of their own, so that the folder of the rounds stays as
     it is. Its name says what the outputs of jobs depend on, since DVC repeats phases with other recipes.
     """
-    pairs = run.prepared / "pairs.parquet"
     name = recipe.fingerprint("selector", "policy", "federation", "rewards", "alignment", "evaluation")
-    folder = run.exchange / f"{name}-{file_hash(pairs)[:16]}"
-    return ClientContexts(AdapterStore(folder / "adapters"), pairs, run.federation)
+    folder = run.exchange / f"{name}-{pairs_digest(run.prepared)[:16]}"
+    return ClientContexts(AdapterStore(folder / "adapters"), run.prepared / "pairs.parquet", run.federation)
 
 
 def ask_after_rounds(
-    run: Run, recipe: Recipe, jobs: Sequence[Job], contexts: ClientContexts | None = None
-) -> dict[str, JsonValue]:
-    """The output of each client's job after the rounds, see components.federation.rounds.ask_clients.
+    run: Run, recipe: Recipe, jobs: Sequence[Job], quorum: float, contexts: ClientContexts | None = None
+) -> tuple[dict[str, JsonValue], dict[str, str]]:
+    """The output of each client's job after the rounds, and the reasons of clients without an answer.
 
-    Without contexts, those of the recipe are used.
+    See components.federation.rounds.ask_clients. Without contexts, those of the recipe are used.
     """
     contexts = contexts or exchange_contexts(run, recipe)
     sent = rounds_contexts(run).adapters
@@ -298,7 +360,8 @@ def ask_after_rounds(
             write_atomically(contexts.adapters.path(digest), sent.path(digest).read_bytes())
     try:
         with closing(TRANSPORTS.load(recipe.runtime.transport).open(recipe, contexts)) as transport:
-            return rounds.ask_clients(jobs, transport, recipe.federation)
+            updates, missing = rounds.ask_clients(jobs, transport, recipe.federation, quorum)
+            return {update.client: update.output for update in updates}, missing
     finally:
         POOL.release()  # the trainer's memory
 

@@ -87,8 +87,10 @@ def connect(runtime: RuntimeConfig) -> None:
         options |= {"include_dashboard": False, "num_gpus": len(gpus)}
         if gpus:  # Ray ends idle processes, with their models, where there are more than cores
             options["_system_config"] = {"num_workers_soft_limit": available_cores() + 2 * len(gpus)}
+    host, _, port = (runtime.ray_address or "").rpartition(":")
     try:
-        _require_answer(runtime.ray_address)
+        if host and "/" not in host:  # or Ray would wait for minutes where no program listens
+            socket.create_connection((host, int(port)), timeout=10).close()
         with _signal_handlers(), _visible(gpus):
             ray.init(address, **options)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
@@ -164,13 +166,6 @@ def _answers(url: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _require_answer(address: str | None) -> None:
-    """Raise an OSError where no program listens at HOST:PORT, for which Ray would wait for minutes."""
-    host, _, port = (address or "").rpartition(":")
-    if host and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _use_own_token() -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
 from prefect import get_run_logger
 
-from components.config import Recipe, RewardConfig
-from components.data.records import read_rows
+from components.config import Recipe
+from components.data.records import read_clients
 from components.federation.clients.context import rewards_folder
-from components.federation.method import method_of
-from components.io import file_hash, read_json, write_json
+from components.federation.protocol import PairSums, ScorePairsJob
+from components.federation.rounds import ask_clients
+from components.federation.transport import Transport
+from components.io import file_hash, stored, write_json
 from components.models.rewards.reward_section import (
     Progress,
+    ResponseReward,
     RewardResources,
     RewardSection,
     check_scores,
-    response_reward,
 )
 from components.names import file_name
 from tasks.devices import POOL, run_on_worker
@@ -27,19 +28,19 @@ from tasks.runs import Run, judges_root
 from tasks.uncached import task
 
 
-def prepare_rewards(run: Run, recipe: Recipe) -> None:
+def prepare_rewards(run: Run, recipe: Recipe, transport: Transport) -> None:
     """Prepare the recipe's rewards before any client trains.
 
-    Rewards of methods that score completions are made ready to do so; others score the clients'
-    pairs.
+    Rewards of methods that sample completions are tried on texts; by others each client scores its pairs.
     """
-    prepare = prepare_reward if method_of(recipe.federation).scores_completions else score_pairs
     for name in recipe.rewards:
         arguments = {"run": run, "recipe": recipe, "name": name}
-        _log_figures(name, run_on_worker(prepare, recipe.runtime, run.folder, **arguments))
+        _log_figures(name, run_on_worker(prepare_reward, recipe.runtime, run.folder, **arguments))
+    for name in {} if recipe.federation.options.sampling else recipe.rewards:
+        _log_figures(name, score_pairs(run, recipe, name, transport))
 
 
-def rewards_fingerprint(rewards: Mapping[str, RewardConfig], prepared: Path) -> str:
+def rewards_fingerprint(rewards: Mapping[str, RewardSection], prepared: Path) -> str:
     """Hash of the pairs that rewards are trained on, and versions of that training.
 
     It is empty for recipes without trained rewards.
@@ -53,45 +54,36 @@ def rewards_fingerprint(rewards: Mapping[str, RewardConfig], prepared: Path) -> 
     return "".join(f"-{part}" for part in parts)
 
 
-@task(name="score pairs: {name}")
-def score_pairs(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
-    """Score all training pairs of the clients; scores of the same recipe are read if they are stored.
+def score_pairs(run: Run, recipe: Recipe, name: str, transport: Transport) -> dict[str, float]:
+    """Let each client score its training pairs by a reward, and keep the scores.
 
-    They are stored as NAME.parquet and NAME.json in the folder of rewards, see file_name.
+    The figures are stored, and read if they are stored.
 
     Returns:
         pairs, accuracy (share of the pairs whose chosen completion has the higher score, equal
         scores half) and margin (mean difference).
     """
-    from datasets import Dataset
-
-    reward = cast(RewardSection, recipe.rewards[name])
-    path = rewards_folder(run.federation) / f"{file_name(name)}.parquet"
-    record = path.with_suffix(".json")
+    reward = recipe.rewards[name]
     trained = rewards_fingerprint(recipe.rewards, run.prepared)
     fingerprint = recipe.fingerprint(*reward.recipe_sections) + trained
-    if record.is_file() and path.is_file():
-        known = read_json(record)
-        if known["fingerprint"] == fingerprint:
-            return dict(known["figures"])
-    rows = read_rows(run.prepared / "pairs.parquet", split="train")
-    with POOL.borrow(recipe.runtime) as device:
-        resources = _resources(run, recipe, device)
-        scores, reward_figures = reward.score_pairs(rows, resources, _log_progress(name))
-    POOL.release()
-    if reward_figures:
-        _log_figures(name, reward_figures)
-    margins = scores[:, 0] - scores[:, 1]
-    figures = {
-        "pairs": len(rows),
-        "accuracy": float(((margins > 0) + 0.5 * (margins == 0)).mean()),
-        "margin": float(margins.mean()),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    columns = {key: [row[key] for row in rows] for key in ("pair_id", "client_id")}
-    chosen, rejected = scores.T.tolist()
-    Dataset.from_dict(columns | {"chosen": chosen, "rejected": rejected}).to_parquet(path)
-    write_json(record, {"fingerprint": fingerprint, "figures": figures})
+    path = rewards_folder(run.federation) / f"{file_name(name)}-{fingerprint}.json"
+
+    def score() -> dict[str, float]:
+        jobs = [
+            ScorePairsJob(client=client, round=0, seed=recipe.seed, reward=name, fingerprint=fingerprint)
+            for client, splits in read_clients(run.prepared).items()
+            if splits["train"]
+        ]
+        updates, _ = ask_clients(jobs, transport, recipe.federation, quorum=1)
+        sums = [PairSums.model_validate(update.output) for update in updates]
+        pairs = sum(one.pairs for one in sums)
+        return {
+            "pairs": pairs,
+            "accuracy": sum(one.right for one in sums) / pairs,
+            "margin": sum(one.margin for one in sums) / pairs,
+        }
+
+    figures: dict[str, float] = stored(path, score)
     return figures
 
 
@@ -105,21 +97,24 @@ def prepare_reward(run: Run, recipe: Recipe, name: str) -> dict[str, float]:
     Returns:
         figures of the reward, e.g. a trained one's accuracy on held-out pairs of its owners.
     """
-    reward = response_reward(recipe.rewards[name])
+    reward = recipe.rewards[name]
     with POOL.borrow(recipe.runtime) as device:
         prepared = reward.prepare(_resources(run, recipe, device), _log_progress(name))
         if prepared.folder is not None:
             rewards = rewards_folder(run.federation)
             content = {"folder": os.path.relpath(prepared.folder, rewards), "figures": prepared.figures}
             write_json(rewards / f"{file_name(name)}.trained.json", content)
-        scores = check_scores(
-            f"reward '{name}'",
-            reward.load(device, prepared.folder),
-            ["a question", "another", "a third"],
-            ["an answer", "no", "yes"],
-        )
+        figures = dict(prepared.figures)
+        if isinstance(reward, ResponseReward):
+            scores = check_scores(
+                f"reward '{name}'",
+                reward.load(device, prepared.folder),
+                ["a question", "another", "a third"],
+                ["an answer", "no", "yes"],
+            )
+            figures["example_score"] = float(scores[0])
     POOL.release()
-    return prepared.figures | {"example_score": float(scores[0])}
+    return figures
 
 
 def _resources(run: Run, recipe: Recipe, device: str) -> RewardResources:

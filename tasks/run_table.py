@@ -10,15 +10,19 @@ import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from humanize import naturalsize, naturaltime
 from pydantic import BaseModel, Field
 
-from components.config import RecipeError
-from components.io import read_mapping
+from components.config import RecipeError, UserError
+from components.io import DamagedFileError, read_mapping
 from components.paths import runs_root
-from components.recipes import name_and_method
-from tasks.runs import Run, find_run, list_runs, lock
+from components.recipes.load import name_and_method
+from tasks.runs import Run, find_run, lock
+
+if TYPE_CHECKING:
+    from components.owners.jobs import Receipt
 
 HEADLINE = (
     "before/accuracy/mean",
@@ -62,11 +66,6 @@ def table_row(status: RunStatus) -> list[str]:
     """The row of a run in the table of runs."""
     age, size = naturaltime(status.written), naturalsize(status.size)
     return [status.run, status.recipe, status.method, status.state, status.headline or "-", age, size]
-
-
-def run_statuses() -> list[RunStatus]:
-    """The status of each run under the folder of runs, the latest last."""
-    return [run_status(run) for run in list_runs()]
 
 
 def run_status(run: Run) -> RunStatus:
@@ -197,24 +196,22 @@ def report_page(run: Run) -> Path:
     return page
 
 
-def next_steps(run: Run) -> str:
-    """How to see the report of a run, and how to use its policy."""
-    show, export = f"fed-rlhf show {run.id} --open", f"fed-rlhf export {run.id} FOLDER"
-    return f"Next\n  open the report    {show}\n  use the policy     {export}"
-
-
-def delete_folder(name: str, confirm: Callable[[Path], None]) -> Path:
-    """Delete the folder of a run or a benchmark.
+def delete_folder(
+    name: str, confirm: Callable[[Path], None], told: Callable[[str, Receipt | str], None]
+) -> Path:
+    """Delete the folder of a run or a benchmark, and let owners with rows of their own forget it.
 
     Args:
         name: id or folder.
         confirm: is called with the folder before it is deleted.
+        told: is called with each such owner, and its receipt or why there is none.
 
     Raises:
         RecipeError: there is none, it is outside of the folder of runs, a process works on it, or the run
             belongs to a benchmark, which could not be resumed without it.
     """
     from tasks.benchmark_folder import find_benchmark  # imports torch and Prefect
+    from tasks.owners import forget_run
 
     try:
         folder = find_benchmark(name)
@@ -233,5 +230,12 @@ def delete_folder(name: str, confirm: Callable[[Path], None]) -> Path:
         )
     confirm(folder)
     with lock(Run(folder.name, folder)):
+        for path in (folder, *folder.glob("*/")):
+            try:
+                answers = forget_run(Run(path.name, path))
+            except (UserError, DamagedFileError) as error:  # a run that cannot be read can be deleted
+                answers = {"": str(error)}
+            for owner, answer in answers.items():
+                told(owner, answer)
         shutil.rmtree(folder)
     return folder

@@ -3,15 +3,19 @@
     runs/<run>/
         recipe.yaml      the whole recipe, with defaults, the texts of its templates, and the day that
                          chat templates print
-        inputs/          copies of the other files that it names (components/inputs.py)
+        inputs/          copies of the other files that it names (components/recipes/inputs.py)
         run.json         ids of the MLflow run and of the Prefect run, commits of the code, versions of
                          plug-in packages, overrides
         .lock            locked by the process that works on the run
+        salt             of published digests of clients' pairs (federation.privacy)
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
         prepared/        data (components/data/records.py)
-        federation/      adapters/, updates/, commits/, rewards/ (scores of frozen rewards),
+        federation/      adapters/, updates/, commits/, rewards/ (where trained rewards are),
                          final/ (PEFT folders), result.json
+        federation-server/    the server's secret, and noise (components/federation/private_sums.py)
         federation-clients/   the clients' private stores (components/federation/clients/private.py)
+        owners/          homes of owners that are processes, with rows and private stores
+                         (runtime.transport: processes; components/owners/run_folder.py)
         exchange/        adapters and updates of jobs after the rounds, until these are answered
         alignment/       completions.json, pairs.parquet, epoch-1/ ..., final/ (PEFT folders), result.json
         evaluation/      answers.json, contests/ (components/evaluation/contests.py), judgements.json
@@ -39,12 +43,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.config import Recipe, RecipeError
-from components.config.loading import dump_yaml
+from components.config.loading import Tree, dump_yaml
 from components.data.data_report import REPORT_FILE
-from components.inputs import open_inputs, store_inputs
 from components.io import read_json, read_mapping, write_atomically, write_json
 from components.paths import PACKAGE, is_file, runs_root
-from components.recipes import dump_recipe, load_recipe, required_backbones, set_chat_dates
+from components.privacy import secrets
+from components.recipes import load_recipe
+from components.recipes.inputs import open_inputs, set_chat_dates, store_inputs
+from components.recipes.load import dump_recipe
 
 if TYPE_CHECKING:
     from components.results import AlignmentResult, EvaluationResult, FederationResult
@@ -61,21 +67,18 @@ RESULTS = {
 """The file that each phase, and the report, writes when it is complete."""
 FIRST_DAY = "first-day"
 """File of the pipeline's folder with the day that its chat templates print."""
+RECIPES: dict[Path, tuple[tuple[int, ...], Recipe]] = {}
+"""Recipes of runs that this process has written or read, by their files, with what tells a changed file."""
 HELD: list[Run] = []
 """Runs and benchmarks that this process works on or was stopped in; a benchmark is before its run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder.
+    """A run folder."""
 
-    Attributes:
-        id: name of the run.
-        folder: its folder.
-    """
-
-    id: str
-    folder: Path
+    id: str  # name of the run
+    folder: Path  # its folder
 
     @property
     def prepared(self) -> Path:
@@ -129,7 +132,18 @@ class Run:
 
     def recipe(self) -> Recipe:
         """The recipe that the run was started with; its files are read as they were then."""
-        return open_inputs(load_recipe(str(self.folder / "recipe.yaml")), self.inputs)
+        path = (self.folder / "recipe.yaml").resolve()
+        known = RECIPES.get(path)
+        if known is None or known[0] != _stamp(path):
+            return self.keep_recipe(load_recipe(str(path)))
+        return known[1]
+
+    def keep_recipe(self, recipe: Recipe) -> Recipe:
+        """Keep the recipe of recipe.yaml for this process, with the places of its files."""
+        path = (self.folder / "recipe.yaml").resolve()
+        opened = open_inputs(recipe, path.with_name("inputs"))
+        RECIPES[path] = _stamp(path), opened
+        return opened
 
     def federation_result(self) -> FederationResult:
         """Result of the phase federate."""
@@ -183,7 +197,7 @@ class Run:
         commits = sorted((self.federation / "commits").glob("[0-9]*.json"))
         return int(read_json(commits[-1])["state"]["round"]) if commits else None
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Tree:
         """The recorded ids and commits.
 
         Raises:
@@ -242,6 +256,12 @@ class Run:
             self.update_metadata(seconds=seconds | {phase: spent})
 
 
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What another content of a file changes."""
+    status = path.stat()
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
 def contest_file(evaluation: Path, name: str) -> Path:
     """File of a run's own contest, in its folder of the phase evaluate."""
     return evaluation / "contests" / f"{name}.json"
@@ -261,7 +281,7 @@ def open_run(recipe: Recipe, overrides: Sequence[str] = ()) -> Run:
     """A new run folder with its recipe in it; run.json has the overrides that the recipe was made with."""
     moment = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     run_id = f"{recipe.name.replace('/', '-')}-{moment}-{uuid.uuid4().hex[:4]}"
-    run = create_run(recipe, runs_root() / run_id)
+    run = create_run(recipe, runs_root().resolve() / run_id)
     run.update_metadata(overrides=list(overrides))
     return run
 
@@ -281,41 +301,41 @@ def create_run(
     dated = set_chat_dates(recipe, day or date.today())
     stored = store_inputs(dated, run.inputs, known)
     write_atomically(folder / "recipe.yaml", dump_recipe(stored).encode())
+    run.keep_recipe(stored)
     return run
 
 
 def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
     """Write the recipe into the pipeline's folder, and the parts that stages of dvc.yaml depend on.
 
-    federate-inputs.yaml holds the seed and the sections that the method names, grow-inputs.yaml
-    those of the trees. Chat templates print the day of the pipeline's first run.
+    backbone-inputs.yaml holds the backbones and the models whose tokenizers read texts of the data,
+    federate-inputs.yaml the seed and the sections that the method names, grow-inputs.yaml those of the
+    trees. Chat templates print the day of the pipeline's first run, which has a file that DVC keeps: it
+    deletes recipe.yaml before that is written again, and stages that print the day would then be repeated
+    on every other day.
     """
-    recipe = create_run(recipe, folder, _pipeline_day(folder)).recipe()
+    from components.evaluation.control_tokens import reading_models  # these take time to import
+    from components.recipes.model_checks import required_backbones
+
+    path = folder / FIRST_DAY
+    if not path.is_file():
+        write_atomically(path, date.today().isoformat().encode())
+    recipe = create_run(recipe, folder, date.fromisoformat(path.read_text(encoding="utf-8"))).recipe()
     (folder / "inputs").mkdir(exist_ok=True)  # DVC expects the output
     values = recipe.model_dump(mode="json")
-    rounds = {name: values[name] for name in ("seed", *recipe.federation.options.recipe_sections(recipe))}
+    rounds = {name: values[name] for name in ("seed", *recipe.rounds_sections)}
     trees = {name: values[name] for name in ("seed", "policy", "thoughts")}
+    readers = {key: [one.location, one.revision] for key, one in reading_models(recipe)}
+    readers |= {f"policy.{key}": values["policy"][key] for key in ("chat", "chat_template_kwargs")}
     if recipe.thoughts is None:
         trees = {"thoughts": None}
     inputs = {
-        "backbone-inputs": {"backbones": required_backbones(recipe)},
+        "backbone-inputs": {"backbones": required_backbones(recipe), "readers": readers},
         "federate-inputs": rounds,
         "grow-inputs": trees,
     }
     for name, content in inputs.items():
         write_atomically(folder / f"{name}.yaml", dump_yaml(content).encode())
-
-
-def _pipeline_day(folder: Path) -> date:
-    """The day of the pipeline's first run.
-
-    It has a file that DVC keeps: it deletes recipe.yaml before that is written again, and stages that print
-    the day would then be repeated on every other day.
-    """
-    path = folder / FIRST_DAY
-    if not path.is_file():
-        write_atomically(path, date.today().isoformat().encode())
-    return date.fromisoformat(path.read_text(encoding="utf-8"))
 
 
 def list_runs() -> list[Run]:
@@ -358,7 +378,8 @@ def lock(run: Run) -> Iterator[None]:
             raise RecipeError(
                 f"another process works on run {run.id}: wait for it, or stop it, and then resume the run."
             ) from None
-        HELD.append(run)
+        if run not in HELD:
+            HELD.append(run)
         try:
             yield
         except Exception as error:
@@ -408,3 +429,13 @@ def plugin_versions(recipe: Recipe) -> dict[str, str]:
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def published_digest(run: Run, recipe: Recipe, digest: str) -> str:
+    """A digest of clients' pairs as it may be published: with federation.privacy by the run's own salt.
+
+    Without the salt, nobody can confirm a guess of a client's pairs by it.
+    """
+    if recipe.federation.privacy is None:
+        return digest
+    return secrets.digest(secrets.kept_secret(run.folder / "salt"), digest).hex()

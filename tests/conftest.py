@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import sqlite3
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -50,6 +51,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.pipeline)
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures of any scope
+def pytest_runtest_setup() -> None:
+    """Each test begins with one thread for CPU operations, also after one that has set more."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def samples() -> Path:
     """The real samples beside the repository; a test that needs them is skipped without them."""
@@ -60,14 +68,11 @@ def samples() -> Path:
 
 
 @pytest.fixture
-def two_threads() -> Iterator[None]:
-    """Two threads for CPU operations; the other tests have one."""
+def two_threads() -> None:
+    """Two threads for CPU operations."""
     import torch
 
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -81,11 +86,8 @@ def debug():
 @pytest.fixture(scope="session")
 def tiny_selector(debug):
     """The debug recipe's selector without dropout; tests load their own adapters."""
-    import torch
-
     from components.models.selector_model import Selector
 
-    torch.set_num_threads(1)
     config = debug.selector.model_copy(
         update={"lora": debug.selector.lora.model_copy(update={"dropout": 0.0})}
     )
@@ -109,11 +111,8 @@ def random_adapter(tiny_selector):
 @pytest.fixture(scope="session")
 def resident_policy(debug):
     """The debug recipe's policy with completions of up to 20 tokens, one for the session."""
-    import torch
-
     from components.models.resident import ResidentPolicy
 
-    torch.set_num_threads(1)
     return ResidentPolicy(debug.policy.model_copy(update={"max_new_tokens": 20}), "cpu")
 
 

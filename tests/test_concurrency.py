@@ -12,10 +12,9 @@ from components.concurrency import concurrent_parts, run_concurrently
 
 @pytest.fixture(params=[1, 2, 5])
 def threads(request):
-    """Threads for CPU operations; the tests have one."""
+    """Threads for CPU operations."""
     torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(1)
+    return request.param
 
 
 def test_work_on_the_cpu_has_two_parts_where_there_are_threads_for_both(threads):

@@ -7,10 +7,9 @@ from pydantic import BaseModel, Field
 
 from components.config import RecipeError, Registry
 from components.config.data import PROMPT_SOURCES, SOURCES
-from components.config.evaluation import JUDGES
+from components.config.evaluation import JUDGES, REWARDS
 from components.config.federation import AGGREGATORS, METHODS, POSTPROCESSORS
 from components.config.registry import one_of, registered_section
-from components.config.rewards import REWARDS
 from components.config.section import NestedSectionError
 from components.recipes import load_recipe
 
@@ -115,9 +114,8 @@ def test_every_method_of_the_package_can_be_loaded(name):
 
 def test_the_groups_of_entry_points_are_named_after_the_package():
     from components.federation.clients import TRAINERS
-    from components.federation.outcome import OUTCOMES
 
-    registries = (METHODS, AGGREGATORS, POSTPROCESSORS, JUDGES, REWARDS, TRAINERS, OUTCOMES)
+    registries = (METHODS, AGGREGATORS, POSTPROCESSORS, JUDGES, REWARDS, TRAINERS)
     groups = {registry.group for registry in registries}
     assert groups == {
         "fed_rlhf.methods",
@@ -126,7 +124,6 @@ def test_the_groups_of_entry_points_are_named_after_the_package():
         "fed_rlhf.judges",
         "fed_rlhf.rewards",
         "fed_rlhf.trainers",
-        "fed_rlhf.outcomes",
     }
 
 
@@ -197,3 +194,12 @@ def test_a_class_that_lacks_a_function_of_its_base_is_refused_by_its_name(monkey
         RecipeError, match=r"'unfinished' registers PairTraining, which does not define aggregate"
     ):
         METHODS.load("unfinished")
+
+
+def test_a_section_of_another_registry_is_refused():
+    recipe = load_recipe("debug")
+    judge = recipe.evaluation.judge
+    config = type(recipe.evaluation)
+    assert config(judge=judge).judge == judge
+    with pytest.raises(ValueError, match=r"FedBis is no components.evaluation.judges.judge:JudgeSection"):
+        config(judge=recipe.federation.options)

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from components import results
+from components.config import UserError
 from components.results import (
     AS_RUN,
     AccuracyReport,
@@ -16,11 +17,12 @@ from components.results import (
     FederationResult,
     Metrics,
     Result,
-    ResultError,
     RoundEvaluation,
     StepRecord,
     StoredResult,
     finite_or_none,
+    jain_index,
+    worst_tenth,
 )
 from components.versions import RESULTS
 from tests.support.results import (
@@ -150,7 +152,7 @@ def test_a_file_of_another_version_is_refused_by_its_path_with_the_remedy(tmp_pa
     path = tmp_path / "result.json"
     make_evaluation().write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ResultError, match="result.json") as error:
+    with pytest.raises(UserError, match="result.json") as error:
         RoundEvaluation.read(path)
     assert part in str(error.value)
     assert "start a new run" in str(error.value)
@@ -160,7 +162,7 @@ def test_a_file_of_another_version_is_refused_by_its_path_with_the_remedy(tmp_pa
 def test_a_damaged_file_is_refused(tmp_path, content):
     path = tmp_path / "result.json"
     path.write_bytes(content)
-    with pytest.raises(ResultError, match=r"result\.json"):
+    with pytest.raises(UserError, match=r"result\.json"):
         RoundEvaluation.read(path)
 
 
@@ -196,3 +198,14 @@ def test_a_step_ends_its_round_when_a_round_is_complete_after_it():
 def test_numbers_that_are_not_finite_are_none_in_strict_json():
     tree = {"a": [1.0, math.nan, {"b": math.inf}], "c": "nan", "d": 2, "e": None}
     assert finite_or_none(tree) == {"a": [1.0, None, {"b": None}], "c": "nan", "d": 2, "e": None}
+
+
+def test_the_worst_tenth_and_jains_index_by_hand():
+    assert worst_tenth([0.9, 0.2, 0.5]) == 0.2
+    assert worst_tenth([float(n) for n in range(20)]) == 0.5
+    assert worst_tenth([float(n) for n in range(11)]) == 0.5, "a tenth is rounded up"
+    assert math.isnan(worst_tenth([]))
+    assert jain_index([0.5, 0.5, 0.5]) == 1.0
+    assert jain_index([1.0, 0.0, 0.0, 0.0]) == 0.25
+    assert jain_index([1.0, 3.0]) == 0.8
+    assert all(math.isnan(jain_index(values)) for values in ([], [0.0], [-1.0, 2.0]))

@@ -5,10 +5,11 @@ from typing import get_args
 import pytest
 
 from components import versions
-from components.config.rewards import REWARDS
+from components.config import UserError
+from components.config.evaluation import REWARDS
 from components.config.thoughts import EvaluatorOptions
 from components.recipes import load_recipe
-from components.results import ResultError, RoundEvaluation, StoredResult
+from components.results import RoundEvaluation, StoredResult
 from tasks.federation import open_commits
 from tasks.runs import Run
 
@@ -33,13 +34,14 @@ def test_stored_results_have_the_version_of_the_table():
 def test_a_result_of_an_earlier_version_is_refused(tmp_path):
     path = tmp_path / "evaluation.json"
     path.write_text('{"schema_version": 0, "rounds_done": 1, "accuracy": {}}')
-    with pytest.raises(ResultError, match=r"evaluation\.json"):
+    with pytest.raises(UserError, match=r"evaluation\.json"):
         RoundEvaluation.read(path)
 
 
 def test_commits_of_another_version_of_the_rounds_have_another_fingerprint(tmp_path, monkeypatch):
     run = Run("a-run", tmp_path)
     run.prepared.mkdir()
+    (run.prepared / "clients.json").write_text("{}")
     (run.prepared / "pairs.parquet").write_bytes(b"rows")
     recipe = load_recipe("debug")
     fingerprint = open_commits(run, recipe).fingerprint

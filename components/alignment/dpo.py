@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from components.alignment.label import LabeledPair
 from components.concurrency import concurrent_parts, run_concurrently
 from components.config import OptimizerConfig, PolicyConfig, UserError
 from components.config.alignment import DpoConfig
@@ -70,18 +71,6 @@ FIGURES = (
 """Metrics of a step that are means over its pairs, under their names in TRL."""
 
 
-class AlignmentError(UserError, ValueError):
-    """Pairs or a reference that the policy cannot be aligned with."""
-
-
-class DpoPair(TypedDict):
-    """A labeled pair: the prompt, and the tokens of both completions."""
-
-    prompt: str
-    chosen_ids: list[int]
-    rejected_ids: list[int]
-
-
 @dataclass(frozen=True)
 class DpoResult:
     """Result of a DPO training."""
@@ -107,7 +96,7 @@ class Step:
 def align_policy(
     policy: Policy,
     config: DpoConfig,
-    pairs: Sequence[DpoPair],
+    pairs: Sequence[LabeledPair],
     folder: Path,
     kl_prompts: Sequence[str],
     seed: int,
@@ -122,12 +111,12 @@ def align_policy(
         seed: determines a new adapter's initial values, the order of the pairs, and dropout.
     """
     if not pairs:
-        raise AlignmentError(
+        raise UserError(
             "there are no labeled pairs to align with: all completions of each prompt were equal or empty."
             " Raise alignment.prompts, alignment.completions or alignment.temperature."
         )
     if config.max_kl is not None and not kl_prompts:
-        raise AlignmentError(
+        raise UserError(
             "alignment.dpo.max_kl is measured on held-out prompts, and there are none: leave it out, or"
             " hold out prompts (data.test)"
         )
@@ -179,7 +168,7 @@ def align_policy(
     try:
         train(model, parameters, batches, loss, training, optimizer=build_optimizer(parameters, config))
     except TrainingError:
-        raise AlignmentError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.") from None
+        raise UserError("the DPO loss became NaN or infinite: lower alignment.dpo.lr.") from None
     metrics = {"pairs": float(len(pairs)), "steps": float(len(history))}
     if config.max_kl is not None:
         metrics["epochs"] = history[-1]["epoch"]
@@ -236,7 +225,7 @@ class TokenDpoLoss(Loss):
         columns = [losses.detach().double(), *rewards.T, (margins > 0).double(), margins]
         columns += logprobs.detach().double().T
         self.figures[rows] = torch.stack(columns, 1).cpu().numpy()
-        return RowLosses(losses, rows, count_tokens([self.rows[n] for n in rows]))
+        return RowLosses(losses, count_tokens([self.rows[n] for n in rows]))
 
 
 def build_optimizer(parameters: Parameters, config: DpoConfig) -> torch.optim.Optimizer:

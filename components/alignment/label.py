@@ -17,7 +17,7 @@ from components.data.records import pair_id
 from components.models.selector import majority_vote as majority_vote  # a name of this module too
 
 if TYPE_CHECKING:
-    from components.models.generation import Completion
+    from components.models.samples import Completion
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,17 @@ def candidate_pairs(
 
 
 def label_pairs(margins: npt.NDArray[np.float64], candidates: Sequence[Candidate]) -> list[LabeledPair]:
-    """Label N pairs by the majority of an odd number of selectors.
+    """Label N pairs by the majority of the selectors.
 
     A selector prefers the second completion (label 1) unless it scores the first one higher, as in
-    the paper. The margins [U, N] are log-odds that the first completion is better.
+    the paper. The margins [U, N] are log-odds that the first completion is better. An even number of
+    selectors, such as one of each client, may tie: then the mean of the log-odds decides.
     """
-    labels = majority_vote(np.where(margins > 0, 0, 1).reshape(len(margins), len(candidates)))
+    choices = np.where(margins > 0, 0, 1).reshape(len(margins), len(candidates))
     mean_margins = np.mean(margins, axis=0)
+    if len(choices) % 2 == 0:
+        choices = np.concatenate([choices, np.where(mean_margins > 0, 0, 1)[None]])
+    labels = majority_vote(choices)
     rows = []
     for candidate, label, margin in zip(candidates, labels, mean_margins, strict=True):
         completions = (candidate.first, candidate.second)

@@ -31,7 +31,6 @@ from components.config.recipe_files import NameOrFolder as NameOrFolder
 from components.config.recipe_files import TemplateFile as TemplateFile
 from components.config.registry import Registry as Registry
 from components.config.registry import one_of as one_of
-from components.config.rewards import RewardConfig as RewardConfig
 from components.config.section import Section as Section
 from components.config.section import check_section as check_section
 from components.config.thoughts import QuestionsConfig as QuestionsConfig

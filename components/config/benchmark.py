@@ -17,6 +17,10 @@ MAX_ARM = 100
 """Bytes of an arm's name, which is part of the names of folders."""
 WINS = "wins"
 """The figure of a claim on a contest: wins / (wins + losses), without ties."""
+WINS_EQUAL_LENGTH = "wins_equal_length"
+"""The figure of a claim on a contest: the rate at equal length, with a tie as half a win."""
+OF_CONTESTS = (WINS, WINS_EQUAL_LENGTH)
+"""Figures of contests."""
 BASE_POLICY = "base policy"
 REFERENCES = "the references"
 OPPONENTS = (BASE_POLICY, REFERENCES)
@@ -32,8 +36,10 @@ class Claim(Section):
     arm: str
     """The arm."""
     figure: str
-    """Name of a figure; or wins: in the judge's contests with those of `against`, the share of wins
-    among wins and losses, without ties."""
+    """Name of a figure; or, of the judge's contests with those of `against`: wins, the share of wins among
+    wins and losses, without ties; wins_equal_length, the rate at equal length, with a tie as half a win
+    (components/evaluation/length_control.py). A judge may prefer long answers, which the second one takes
+    out."""
     against: list[str] = Field(default_factory=list)
     """Arms whose figure is subtracted, a claim each; of wins, those contested with (arms, 'base
     policy', 'the references'). Empty: the figure itself."""
@@ -55,12 +61,14 @@ class Claim(Section):
         claim = f"claim on {self.figure} of {self.arm}"
         if (self.at_least is None) == (self.above is None):
             raise ValueError(f"{claim}: set one of at_least and above")
-        if self.times != 1 and (self.figure == WINS or not self.against):
+        if self.times != 1 and (self.figure in OF_CONTESTS or not self.against):
             raise ValueError(
                 f"{claim}: times applies to a figure's difference to others'; leave it out, or name them in"
                 " 'against'"
             )
-        if self.figure == WINS and not self.against:
+        if self.figure in OF_CONTESTS and not 0 < self.limit < 1:
+            raise ValueError(f"{claim}: a share is between 0 and 1, so give a limit between them")
+        if self.figure in OF_CONTESTS and not self.against:
             raise ValueError(f"{claim}: name in 'against' whom it wins against")
         return self
 
@@ -158,7 +166,7 @@ class Benchmark(Section):
 
     def _check_claim(self, claim: Claim) -> None:
         key = f"claim on {claim.figure} of {claim.arm}"
-        wins = claim.figure == WINS
+        wins = claim.figure in OF_CONTESTS
         others = OPPONENTS if wins else self.fronts
         for name in (claim.arm, *claim.against):
             names = [*self.arms] if wins and name == claim.arm else [*self.arms, *others]

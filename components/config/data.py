@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
@@ -11,22 +11,18 @@ from components.config.recipe_files import InputFile
 from components.config.registry import Registry, registered_name, registered_options
 from components.config.section import Section
 
-
-class SourceOptions(Section):
-    """Options of a source of pairs; components.data.sources.source.Source adds `load`."""
-
-    columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of the user's own files, which data.columns may rename; empty for sources whose
-    columns are given. data.column may name any other column of such files."""
-    is_local: ClassVar[bool] = False  # its rows come from a file or a package, in no case from the hub
+if TYPE_CHECKING:
+    from components.data.sources.source import PromptSource, Source
+else:  # a plain section, which the registered class replaces when a recipe names it
+    PromptSource = Source = Section
 
 
-SOURCES: Registry[type[SourceOptions]] = Registry(
+SOURCES: Registry[type[Source]] = Registry(
     "data.source",
     "fed_rlhf.sources",
     {
         "aclsum": "components.data.sources.aclsum:AclSum",
-        "auto-j": "components.data.sources.auto_j:AutoJPairs",
+        "auto-j": "components.data.sources.hub_pairs:AutoJPairs",
         "chitchat": "components.data.sources.chitchat:Chitchat",
         "code-vulnerability": "components.data.sources.hub_pairs:CodeVulnerability",
         "csv": "components.data.sources.own_files:CsvFile",
@@ -34,6 +30,7 @@ SOURCES: Registry[type[SourceOptions]] = Registry(
         "imdb": "components.data.sources.hub_pairs:Imdb",
         "jsonl": "components.data.sources.own_files:JsonlFile",
         "mixture": "components.data.sources.mixture:Mixture",
+        "owners": "components.data.sources.owners:Owners",
         "parquet": "components.data.sources.own_files:ParquetFile",
         "py-dpo": "components.data.sources.hub_pairs:PyDpo",
         "shp": "components.data.sources.shp:Shp",
@@ -46,24 +43,18 @@ SOURCES: Registry[type[SourceOptions]] = Registry(
 )
 
 
-class PromptSourceOptions(Section):
-    """Options of a source of server prompts; components.data.sources.source.PromptSource adds `load`."""
-
-
-PROMPT_SOURCES: Registry[type[PromptSourceOptions]] = Registry(
+PROMPT_SOURCES: Registry[type[PromptSource]] = Registry(
     "prompt source",
     "fed_rlhf.prompt_sources",
     {
-        "alpaca_eval": "components.data.sources.alpaca_eval:AlpacaEvalPrompts",
-        "safe-rlhf": "components.data.sources.safe_rlhf:SafeRlhfPrompts",
+        "alpaca_eval": "components.data.sources.prompt_sets:AlpacaEvalPrompts",
+        "safe-rlhf": "components.data.sources.prompt_sets:SafeRlhfPrompts",
     },
     "components.data.sources.source:PromptSource",
 )
 
 AnySource = Annotated[str, registered_name(SOURCES, "source")]
-AnySourceOptions = Annotated[
-    SerializeAsAny[SourceOptions], registered_options(SOURCES, SourceOptions, "source")
-]
+AnySourceOptions = Annotated[SerializeAsAny[Source], registered_options(SOURCES, "source")]
 """The options of the source that the field `source` before it names."""
 
 
@@ -76,10 +67,9 @@ class PromptsConfig(Section):
     """Local file read in place of the hub."""
     revision: str | None = None
     """Hub revision (commit or tag) of the data set."""
-    options: Annotated[
-        SerializeAsAny[PromptSourceOptions],
-        registered_options(PROMPT_SOURCES, PromptSourceOptions, "source"),
-    ] = Field(default_factory=PromptSourceOptions, validate_default=True)
+    options: Annotated[SerializeAsAny[PromptSource], registered_options(PROMPT_SOURCES, "source")] = Field(
+        default_factory=dict, validate_default=True
+    )
     """Options of the prompt source."""
     max_prompts: int | None = Field(None, ge=1)
     """Maximum number of prompts (a seeded sample); null keeps all."""
@@ -100,7 +90,7 @@ class DataConfig(Section):
     min_margin: float = Field(0.0, ge=0, lt=9)
     """Two thoughts whose scores differ by no more than this are tied and give no pair. With
     thoughts.evaluator.read 'expected', scores are means, of which few are equal."""
-    options: AnySourceOptions = Field(default_factory=SourceOptions, validate_default=True)
+    options: AnySourceOptions = Field(default_factory=dict, validate_default=True)
     """Options of the source."""
     partition: Literal["natural", "dirichlet", "iid", "margin", "column"] = "natural"
     """How pairs are assigned to clients. natural: by the owners that the source has; dirichlet: by
@@ -123,6 +113,20 @@ class DataConfig(Section):
     ) = Field(None, min_length=1)
     """By client, the values of data.column whose pairs it owns. Pairs with other values are left
     out. null: each value is a client of that name."""
+    pooled: bool = False
+    """Give the training and validation pairs of all owners to one client named `pooled`, while held-out
+    pairs stay with their owners: the reference of training that is not private. In each round the client
+    takes the steps of all clients of a round, one after the other: a loaded recipe has 1 as
+    federation.clients_per_round, and clients_per_round x local_steps as federation.local_steps. With
+    federation.local_epochs it passes over all pairs."""
+    unseen_clients: int = Field(0, ge=0)
+    """Clients that take part in no round (a seeded sample of those with training and held-out pairs).
+    Accuracy is measured on their held-out pairs after the rounds, and reported apart from that of the
+    others. The rounds are those of data without these clients."""
+    unseen_pairs: int = Field(16, ge=1)
+    """Training pairs of its own that an unseen client may use (a seeded sample): to choose a selector, as
+    examples, or for a round of the method's local training. A model that is the same for all is measured
+    as it is."""
     alpha: float = Field(0.3, gt=0)
     """Concentration of the Dirichlet partition; FedBiscuit section 6: 0.3."""
     validation: float = Field(0.1, ge=0, lt=1)
@@ -141,10 +145,9 @@ class DataConfig(Section):
     because a column is missing, empty or of the wrong type. They are counted; more of them are an
     error."""
     max_equal: float = Field(0.05, ge=0, le=1)
-    """Share of the pairs whose completions may be equal to a model that trains on them: in their
-    text, or after the cut to policy.max_new_tokens or to max_length of a selector, judge or reward.
-    More of them are an error. They are counted in the report and kept: DPO and selectors learn
-    nothing from them, and they count as half right in accuracies."""
+    """Share of the pairs whose two completions may be the same text; more of them are an error. They
+    are counted in the report and kept: DPO and selectors learn nothing from them, and they count as
+    half right in accuracies."""
     control_tokens: Literal["refuse", "escape", "keep"] = "refuse"
     """What happens to texts that hold control tokens of a tokenizer that reads them, such as
     `<|im_end|>`: 'refuse' ends the run before anything is trained; 'escape' writes them as ordinary
@@ -170,6 +173,12 @@ class DataConfig(Section):
                     f"{key} is not used with partition '{self.partition}': set partition to 'column', or"
                     f" leave {key} out"
                 )
+        number = len(self.column_clients or ()) if self.clients is None else self.clients
+        if number and self.unseen_clients >= number:
+            raise ValueError(
+                f"unseen_clients is {self.unseen_clients}, which leaves none of {number} clients to train:"
+                f" use at most {number - 1}"
+            )
         owners: dict[str, str] = {}
         for client, values in (self.column_clients or {}).items():
             for value in values:

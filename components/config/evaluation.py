@@ -1,4 +1,4 @@
-"""What is measured on held-out data, and the judge that compares answers."""
+"""What is measured on held-out data, the judge that compares answers, and reward models."""
 
 from __future__ import annotations
 
@@ -6,43 +6,19 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.models import BackboneConfig, FrozenModel
 from components.config.recipe_files import InputFile, NameOrFolder, TemplateFile
 from components.config.registry import Registry, registered_section
-from components.config.section import Section
+from components.config.section import KindSection, Section
 from components.config.thoughts import QuestionsConfig
 
 if TYPE_CHECKING:
-    from components.config.recipe import Recipe
+    from components.evaluation.judges.judge import JudgeSection
+    from components.models.rewards.reward_section import RewardSection
+else:  # plain sections, which the registered classes replace when a recipe names them
+    JudgeSection = RewardSection = KindSection
 
 
-class JudgeConfig(Section):
-    """The judge of two answers; components.evaluation.judges.judge.JudgeSection adds `build`."""
-
-    kind: str
-    """Registered judge (components/evaluation/judges)."""
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that the judge cannot serve, by a RecipeError with key, value and remedy."""
-
-    def required_backbones(self) -> list[BackboneConfig]:
-        """Backbones that the judge needs."""
-        return []
-
-    def frozen_models(self) -> list[FrozenModel]:
-        """The models that it loads to judge, except one that it trains."""
-        return []
-
-    def with_chat_date(self, day: str) -> JudgeConfig:
-        """The section with the day (ISO) that its chat template prints; itself if it prints none."""
-        return self
-
-    def eight_bit_settings(self) -> dict[str, str]:
-        """Its keys that may ask for 8 bits, and their values."""
-        return {}
-
-
-JUDGES: Registry[type[JudgeConfig]] = Registry(
+JUDGES: Registry[type[JudgeSection]] = Registry(
     "evaluation.judge.kind",
     "fed_rlhf.judges",
     {
@@ -52,6 +28,19 @@ JUDGES: Registry[type[JudgeConfig]] = Registry(
     },
     "components.evaluation.judges.judge:JudgeSection",
 )
+REWARDS: Registry[type[RewardSection]] = Registry(
+    "rewards.kind",
+    "fed_rlhf.rewards",
+    {
+        "classifier": "components.models.rewards.classifier:ClassifierReward",
+        "function": "components.models.rewards.function:FunctionReward",
+        "judge": "components.evaluation.judges.pair_reward:JudgeReward",
+        "trained": "components.learning.reward_model:TrainedReward",
+    },
+    "components.models.rewards.reward_section:RewardSection",
+)
+AnyReward = Annotated[SerializeAsAny[RewardSection], registered_section(REWARDS, "classifier")]
+"""Type of a key that takes any registered reward."""
 
 
 class AlpacaEvalConfig(Section):
@@ -103,7 +92,7 @@ class EvaluationConfig(Section):
     with the other side's answer of the same number. Intervals then draw whole prompts."""
     answer_temperature: float = Field(0.7, gt=0)
     """Sampling temperature of several answers per prompt."""
-    judge: Annotated[SerializeAsAny[JudgeConfig], registered_section(JUDGES, "selector")] = Field(
+    judge: Annotated[SerializeAsAny[JudgeSection], registered_section(JUDGES, "selector")] = Field(
         default_factory=lambda: JUDGES.load("selector").model_validate({})
     )
     """The judge."""
@@ -121,6 +110,10 @@ class EvaluationConfig(Section):
     there are no checkpoints, and no curve."""
     bootstrap: int = Field(2000, ge=100, le=1_000_000)
     """Resamples of the bootstrap intervals of win rates and accuracies."""
+    style_control: bool = False
+    """Whether win rates are also given at equal length and style: with the differences of headings, list
+    items and bold passages (Markdown) in the logistic model of the length difference, as in LMArena's style
+    control."""
     alpaca_eval: AlpacaEvalConfig | None = None
     """AlpacaEval on the answers to the held-out prompts; null leaves it out."""
     questions: QuestionAnswersConfig | None = None

@@ -3,62 +3,29 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from components.config.models import BackboneConfig, PolicyConfig, SelectorConfig
 from components.config.optimizer import OptimizerConfig, RateDecay, check_warmup
+from components.config.privacy import UNITS, AnyPrivacy
 from components.config.registry import (
     Registry,
     registered_name,
     registered_options,
     registered_section,
 )
-from components.config.section import Section
+from components.config.section import KindSection, Section
 
 if TYPE_CHECKING:
-    from components.config.recipe import Recipe
+    from components.federation.aggregators import Aggregator
+    from components.federation.method import Method
+    from components.federation.postprocessing import PostProcessor
+else:  # a plain section, which the registered class replaces when a recipe names it
+    Method, PostProcessor = Section, KindSection
 
 
-class MethodOptions(Section):
-    """Options of a federated method.
-
-    A method derives from components.federation.method.Method, and is registered in METHODS or
-    through the entry points of a package.
-    """
-
-    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"  # section of what clients train
-    trainer: ClassVar[str]  # name of the client half, a key of components.federation.clients.TRAINERS
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuse a recipe that the method cannot run, by a RecipeError with key, value and remedy."""
-
-    def trained_section(self, recipe: Recipe) -> SelectorConfig | PolicyConfig:
-        """The section of the recipe whose model the clients train."""
-        return recipe.selector if self.trained_model == "selector" else recipe.policy
-
-    @property
-    def needs_server_prompts(self) -> bool:
-        """Whether a policy is aligned after the rounds, on prompts of the server."""
-        return self.trained_model == "selector"
-
-    def server_adapters(self, federation: FederationConfig) -> int:
-        """Adapters of the server that a round changes at most."""
-        return 1
-
-    def required_backbones(self, recipe: Recipe) -> list[BackboneConfig]:
-        """Backbones that the rounds need."""
-        return [self.trained_section(recipe).backbone]
-
-    def recipe_sections(self, recipe: Recipe) -> list[str]:
-        """Sections of the recipe, beside the seed and the data, that determine the rounds."""
-        of_rewards = (reward.recipe_sections for reward in recipe.rewards.values())
-        return list(dict.fromkeys([self.trained_model, "federation", *chain.from_iterable(of_rewards)]))
-
-
-METHODS: Registry[type[MethodOptions]] = Registry(
+METHODS: Registry[type[Method]] = Registry(
     "federation.method",
     "fed_rlhf.methods",
     {
@@ -76,48 +43,34 @@ METHODS: Registry[type[MethodOptions]] = Registry(
         "fedper": "components.federation.methods.fedper:FedPer",
         "fedprox": "components.federation.methods.fedprox:FedProx",
         "fedrep": "components.federation.methods.fedrep:FedRep",
+        "few_shot": "components.federation.methods.few_shot:FewShot",
+        "few_shot_selector": "components.federation.methods.few_shot_selector:FewShotSelector",
         "ffa_lora": "components.federation.methods.ffa_lora:FfaLora",
         "firm": "components.federation.methods.firm:Firm",
         "perfedavg": "components.federation.methods.perfedavg:PerFedAvg",
+        "rule": "components.federation.methods.rule:Rule",
         "scaffold": "components.federation.methods.scaffold:Scaffold",
     },
     "components.federation.method:Method",
 )
 
 
-class AggregatorConfig(Section):
-    """How the server combines updates; `combine` is added by
-    components.federation.aggregators.aggregator.Aggregator."""
-
-    kind: str
-    """Registered aggregator (components/federation/aggregators)."""
-
-
-AGGREGATORS: Registry[type[AggregatorConfig]] = Registry(
+AGGREGATORS: Registry[type[Aggregator]] = Registry(
     "federation.options.aggregator",
     "fed_rlhf.aggregators",
     {
-        "exact": "components.federation.aggregators.exact:ExactMean",
-        "paper": "components.federation.aggregators.weighted:PaperMean",
-        "participation": "components.federation.aggregators.weighted:ParticipationMean",
-        "trimmed": "components.federation.aggregators.trimmed:TrimmedMean",
-        "uniform": "components.federation.aggregators.weighted:UniformMean",
+        "exact": "components.federation.aggregators:ExactMean",
+        "expected": "components.federation.aggregators:ExpectedMean",
+        "paper": "components.federation.aggregators:PaperMean",
+        "participation": "components.federation.aggregators:ParticipationMean",
+        "trimmed": "components.federation.aggregators:TrimmedMean",
+        "uniform": "components.federation.aggregators:UniformMean",
     },
-    "components.federation.aggregators.aggregator:Aggregator",
+    "components.federation.aggregators:Aggregator",
 )
 
 
-class PostProcessorConfig(Section):
-    """What changes an update before it is sent, and the server's result: clipping, noise, masks.
-
-    components.federation.postprocessing.PostProcessor adds how.
-    """
-
-    kind: str
-    """Registered post-processor."""
-
-
-POSTPROCESSORS: Registry[type[PostProcessorConfig]] = Registry(
+POSTPROCESSORS: Registry[type[PostProcessor]] = Registry(
     "federation.postprocessors.kind",
     "fed_rlhf.postprocessors",
     {},  # all come from installed packages
@@ -130,14 +83,17 @@ class FederationConfig(Section):
 
     method: Annotated[str, registered_name(METHODS, "federation.method")] = "fedbis"
     """Registered method (components/federation/methods)."""
-    options: Annotated[
-        SerializeAsAny[MethodOptions], registered_options(METHODS, MethodOptions, "method")
-    ] = Field(default_factory=MethodOptions, validate_default=True)
+    options: Annotated[SerializeAsAny[Method], registered_options(METHODS, "method")] = Field(
+        default_factory=dict, validate_default=True
+    )
     """Options of the method."""
     rounds: int = Field(500, ge=1)
     """Communication rounds (R); FedBiscuit table 3: 500."""
     clients_per_round: int = Field(5, ge=1)
     """Clients sampled without replacement in each round (A); FedBiscuit table 3: 5 of 53."""
+    sampling: Literal["uniform", "round-robin"] = "uniform"
+    """How the clients of a round are chosen. uniform: at random; round-robin: in turns, in a random order,
+    so that a client has a pause of floor(M / A) - 1 rounds."""
     local_steps: int = Field(30, ge=1)
     """Optimizer steps of a client in a round (K), over all parts of its model; FedBiscuit table 3:
     30."""
@@ -156,11 +112,13 @@ class FederationConfig(Section):
     rate_decay: RateDecay | None = None
     """Decay of the clients' learning rates when their DPO loss rises; null: none. For methods that
     train by DPO."""
-    postprocessors: list[
-        Annotated[SerializeAsAny[PostProcessorConfig], registered_section(POSTPROCESSORS)]
-    ] = Field(default_factory=list)
+    postprocessors: list[Annotated[SerializeAsAny[PostProcessor], registered_section(POSTPROCESSORS)]] = (
+        Field(default_factory=list)
+    )
     """Post-processors of updates, in the order in which a client applies them; the server applies
     them in reverse order."""
+    privacy: Annotated[AnyPrivacy, registered_section(UNITS, key="unit")] | None = None
+    """Differential privacy of what leaves the clients; null: none."""
     quorum: float = Field(0.5, gt=0, le=1)
     """Share of the sampled clients whose updates must be accepted, or the round fails."""
     max_update_ratio: float | None = Field(1000.0, gt=1)

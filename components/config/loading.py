@@ -15,14 +15,11 @@ from yaml.composer import Composer
 from components.config.errors import RecipeError
 from components.config.section import describe_type
 
-MAX_BYTES = 2_000_000
-"""Of a file; recipes and benchmarks have a few thousand."""
-MAX_VALUES = 20_000
-"""Of a file, once its aliases are written out."""
-MAX_DEPTH = 50
-"""Of mappings and lists within each other."""
-TOO_MANY = f"it has more than {MAX_VALUES:,} values, its aliases written out"
 TAG = "tag:yaml.org,2002:"
+
+
+Tree = dict[str, Any]
+"""Plain values of YAML by their keys."""
 
 
 class _SafeLoader(Composer, yaml.CSafeLoader):
@@ -32,28 +29,12 @@ class _SafeLoader(Composer, yaml.CSafeLoader):
     and takes the last value of a key that is named twice. Here all but 1e-5 are texts, so that a place for
     a number refuses them.
 
-    libyaml splits the text into events, in a tenth of the time. Nodes are composed in Python, where
-    their depth has a limit: the recursion of libyaml's binding has none.
+    libyaml splits the text into events, in a tenth of the time; nodes are composed in Python.
     """
-
-    depth = 0
-    nodes = 0
 
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)
         Composer.__init__(self)
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self.depth += 1
-        self.nodes += 1
-        if self.depth > MAX_DEPTH or self.nodes > MAX_VALUES:
-            is_deep = self.depth > MAX_DEPTH
-            problem = f"it is nested more than {MAX_DEPTH} levels deep" if is_deep else TOO_MANY
-            event: Any = self.peek_event()
-            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -67,11 +48,6 @@ class _SafeLoader(Composer, yaml.CSafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             lines[key.value] = line
         return node
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        super().flatten_mapping(node)
-        if len(node.value) > MAX_VALUES:
-            raise yaml.constructor.ConstructorError(None, None, TOO_MANY, node.start_mark)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -116,14 +92,11 @@ def dump_yaml(content: Any) -> str:
     return yaml.dump(content, Dumper=_SafeDumper, sort_keys=False, allow_unicode=True)
 
 
-def read_yaml(path: Path, content: str) -> dict[str, Any]:
+def read_yaml(path: Path, content: str) -> Tree:
     """The mapping in a YAML file, with every alias as a value of its own.
 
     The content is what the file holds, for the messages of a RecipeError, e.g. 'a recipe is a mapping'.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise RecipeError(f"{path}: {content}, but this file has {size:,} bytes (at most {MAX_BYTES:,}).")
     try:
         tree = _load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:
@@ -138,13 +111,8 @@ def read_yaml(path: Path, content: str) -> dict[str, Any]:
 
 def _load(text: str) -> Any:
     """The value of a YAML text, with every alias as a value of its own, so that each can be overridden."""
-    left = MAX_VALUES
 
     def unshared(node: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise ValueError(TOO_MANY)
         if isinstance(node, dict):
             return {key: unshared(value) for key, value in node.items()}
         return [unshared(value) for value in node] if isinstance(node, list) else node
@@ -152,10 +120,10 @@ def _load(text: str) -> Any:
     try:
         return unshared(yaml.load(text, _SafeLoader))
     except RecursionError:
-        raise ValueError("an alias contains itself: write the value out") from None
+        raise ValueError("an alias contains itself, or values are nested too deeply") from None
 
 
-def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
     """A tree with the values of another one where it has none of its own.
 
     Sections are merged key by key; all other values, lists included, are replaced. Options and the section
@@ -213,21 +181,20 @@ def origin_of(key: str, origins: Mapping[str, str]) -> str | None:
     return found or (inside.pop() if len(inside) == 1 else None)
 
 
-def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
+def apply_overrides(tree: Tree, overrides: Iterable[str]) -> None:
     """Set the values of 'key.path=value' overrides in a tree, creating sections as needed."""
     for override in overrides:
         _apply(tree, override)
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def _apply(tree: Tree, override: str) -> None:
     key, equals, text = override.partition("=")
-    shown = repr(override if len(override) <= 200 else f"{override[:200]} ...")
     if not equals or not all(key.split(".")) or not key.isprintable():
-        raise RecipeError(f"override {shown}: expected key.path=value, e.g. federation.rounds=10.")
+        raise RecipeError(f"override {override!r}: expected key.path=value, e.g. federation.rounds=10.")
     try:
         value = _load(text)
     except (yaml.YAMLError, ValueError):
-        raise RecipeError(f"override {shown}: the value is not valid YAML.") from None
+        raise RecipeError(f"override {override!r}: the value is not valid YAML.") from None
     *sections, last = key.split(".")
     node = tree
     for depth, section in enumerate(sections):
@@ -237,7 +204,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         if not isinstance(child, dict):
             path = ".".join(sections[: depth + 1])
             raise RecipeError(
-                f"override {shown}: {path} is {describe_type(child)}, not a section with keys of its own."
+                f"override {override!r}: {path} is {describe_type(child)}, not a section with keys of"
+                " its own."
             )
         node = child
     node[last] = value

@@ -51,3 +51,27 @@ class PersonalModules(Section):
     shared_layers: int | None = None
     """The LoRA of the first N layers is shared, that of later layers is private; null: all is
     shared."""
+
+
+class PersonalRate(Section):
+    """Learning rate of private modules."""
+
+    lr: float = Field(1e-4, gt=0)
+    """Learning rate of the private modules; that of the shared adapter is `lr` of the options.
+    FedPDPO D.3.1: 1e-4 and 5e-5."""
+
+
+class StageLength(PersonalRate):
+    """Learning rate of the personal stage, and its part of a round."""
+
+    share: float = Field(0.5, gt=0, lt=1)
+    """Share of a round's steps that the personal stage takes; the shared stage takes the others.
+    FedPDPO D.3.1: one epoch each, D.3.2: one and three."""
+
+    def divide(self, count: int) -> tuple[int, int]:
+        """Divide steps between the personal and the shared stage, of which each has at least one.
+
+        A client with a single step in a round, which only local_epochs can give, takes one of each.
+        """
+        personal = min(max(1, round(self.share * count)), max(1, count - 1))
+        return personal, max(1, count - personal)

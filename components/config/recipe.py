@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import chain
 from typing import Annotated, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 
 from components.config.alignment import AlignmentConfig
 from components.config.data import DataConfig
-from components.config.evaluation import EvaluationConfig
+from components.config.evaluation import AnyReward, EvaluationConfig
 from components.config.federation import FederationConfig
 from components.config.models import PolicyConfig, SelectorConfig
 from components.config.recipe_files import InputFile
-from components.config.registry import registered_section
-from components.config.rewards import REWARDS, RewardConfig
-from components.config.runtime import RuntimeConfig
+from components.config.runtime import RuntimeConfig, TrackingConfig
 from components.config.section import Section
 from components.config.thoughts import ThoughtsConfig
-from components.config.tracking import TrackingConfig
 
 RewardName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=150)]
 
@@ -49,9 +47,7 @@ class Recipe(Section):
     """Labeling and DPO on the server."""
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     """What is measured."""
-    rewards: dict[
-        RewardName, Annotated[SerializeAsAny[RewardConfig], registered_section(REWARDS, "classifier")]
-    ] = Field(default_factory=dict)
+    rewards: dict[RewardName, AnyReward] = Field(default_factory=dict)
     """Reward models by name, for methods that use some and for the judge 'reward'."""
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     """Names in MLflow."""
@@ -128,8 +124,24 @@ class Recipe(Section):
     @property
     def base_adapter(self) -> InputFile | None:
         """Folder of the adapter of the policy before the alignment; None for the backbone alone."""
-        aligns = self.federation.options.needs_server_prompts
-        return self.alignment.dpo.reference_adapter if aligns else None
+        return self.alignment.dpo.reference_adapter if self.aligns_a_policy else None
+
+    @property
+    def trained(self) -> SelectorConfig | PolicyConfig:
+        """The section whose model the clients train."""
+        return self.selector if self.federation.options.trained_model == "selector" else self.policy
+
+    @property
+    def aligns_a_policy(self) -> bool:
+        """Whether a policy is aligned after the rounds, on prompts of the server."""
+        return self.federation.options.trained_model == "selector"
+
+    @property
+    def rounds_sections(self) -> list[str]:
+        """Sections, beside the seed and the data, that determine the rounds."""
+        method = self.federation.options
+        of_rewards = chain.from_iterable(reward.recipe_sections for reward in self.rewards.values())
+        return list(dict.fromkeys([method.trained_model, "federation", *of_rewards, *method.also_read]))
 
     def fingerprint(self, *sections: str) -> str:
         """Hash of the seed and of the named sections."""

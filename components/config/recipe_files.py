@@ -2,7 +2,7 @@
 
 In a recipe such a file is a name or a path. When a run starts, the content of each file is read
 once: the text of a template becomes part of the run's recipe, and other files are copied into the
-run's folder and named by their hash (components/inputs.py). So fingerprints, cache keys and DVC's
+run's folder and named by their hash (components/recipes/inputs.py). So fingerprints, cache keys and DVC's
 stage inputs, which are made of sections, depend on the content.
 """
 

@@ -6,11 +6,16 @@
 An implementation is imported when its name is first used, so that a check of a recipe imports only
 what the recipe names. Most registered objects are sections of a recipe that do what they describe:
 a method has its server half, a source loads its pairs. A built-in name cannot be replaced.
+
+This package imports these classes for the type checker only. At run time the key of a recipe that holds
+one is annotated with a plain section, and `registered_options` or `registered_section` validates it by the
+registered class.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -19,10 +24,12 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationInfo
 
-from components.config.errors import ExpectedSectionError, RecipeError, is_kind, unknown_name
-from components.config.section import validate_nested
+from components.config.errors import ExpectedSectionError, RecipeError, unknown_name
+from components.config.section import Section, validate_nested
 
 T = TypeVar("T")
+KIND = re.compile(r"[A-Za-z0-9_-]+")
+"""What can be the name of a kind. Other text is not repeated in errors; it may be a secret."""
 
 
 class Registry(Generic[T]):
@@ -55,35 +62,33 @@ class Registry(Generic[T]):
         if name in self.builtin:
             implementation: T = resolve_name(self.builtin[name])
         elif name in self._entry_points:
-            implementation = _load_entry_point(self._entry_points[name], key)
+            entry = self._entry_points[name]
+            try:
+                implementation = entry.load()
+            except (ImportError, AttributeError) as error:
+                package = entry.dist.name if entry.dist is not None else entry.value
+                raise RecipeError(
+                    f"{key} '{entry.name}' of the package {package} cannot be imported ({error}):"
+                    " repair the package, or uninstall it"
+                ) from error
         else:
             raise RecipeError(unknown_name(key, name, self.names()))
-        self._check_base(implementation, name, key)
-        return implementation
-
-    def _check_base(self, implementation: T, name: str, key: str) -> None:
-        if not self.base:
-            return
         registered = getattr(implementation, "__qualname__", repr(implementation))
-        if inspect.isabstract(implementation):
+        if self.base and inspect.isabstract(implementation):
             missing = ", ".join(sorted(getattr(implementation, "__abstractmethods__", ())))
             raise RecipeError(f"{key} '{name}' registers {registered}, which does not define {missing}")
-        if not isinstance(implementation, type) or not issubclass(implementation, resolve_name(self.base)):
+        if self.base and not (
+            isinstance(implementation, type) and issubclass(implementation, resolve_name(self.base))
+        ):
             raise RecipeError(
                 f"{key} '{name}' registers {registered}, which is no {self.base.replace(':', '.')}: derive it"
                 " from that class"
             )
+        return implementation
 
-
-def _load_entry_point(entry: EntryPoint, key: str) -> Any:
-    try:
-        return entry.load()
-    except (ImportError, AttributeError) as error:
-        package = entry.dist.name if entry.dist is not None else entry.value
-        raise RecipeError(
-            f"{key} '{entry.name}' of the package {package} cannot be imported ({error}):"
-            " repair the package, or uninstall it"
-        ) from error
+    def has(self, section: object) -> bool:
+        """Whether an object is of the class that implementations derive from."""
+        return not self.base or isinstance(section, resolve_name(self.base))
 
 
 def registered_name(registry: Registry[Any], key: str) -> AfterValidator:
@@ -97,28 +102,22 @@ def registered_name(registry: Registry[Any], key: str) -> AfterValidator:
     return AfterValidator(validate)
 
 
-def registered_options(
-    registry: Registry[type[Any]], defaults: type[BaseModel], name_key: str
-) -> BeforeValidator:
-    """A validator for a field that holds the options of what an earlier field, `name_key`, names.
-
-    An instance of the very class `defaults` stands for the defaults of the registered options.
-    """
+def registered_options(registry: Registry[type[Any]], name_key: str) -> BeforeValidator:
+    """A validator for a field that holds the options of what an earlier field, `name_key`, names."""
 
     def validate(values: Any, info: ValidationInfo) -> Any:
         name = info.data.get(name_key)
         if name is None:
-            return defaults()  # the error of the name is reported
-        values = {} if type(values) is defaults else values
+            return Section()  # the error of the name is reported
         return validate_nested(registry.load(name), values, f"{name_key} {name}")
 
     return BeforeValidator(validate)
 
 
 def registered_section(
-    table: Registry[type[Any]] | Mapping[str, type[BaseModel]], default: str | None = None
+    table: Registry[type[Any]] | Mapping[str, type[BaseModel]], default: str | None = None, key: str = "kind"
 ) -> BeforeValidator:
-    """A validator for a field that holds one of several sections, told apart by the key `kind`.
+    """A validator for a field that holds one of several sections, told apart by a key, such as `kind`.
 
     The key may be left out where there is a default kind. A bare name stands for the section of
     that kind with its defaults: `judge: autoj` is `judge: {kind: autoj}`.
@@ -126,22 +125,24 @@ def registered_section(
 
     def validate(values: Any) -> Any:
         if isinstance(values, BaseModel):
+            if isinstance(table, Registry) and not table.has(values):
+                raise ValueError(f"{type(values).__name__} is no {table.base}")
             return values
-        if isinstance(values, str) and is_kind(values):
-            values = {"kind": values}
+        if isinstance(values, str) and KIND.fullmatch(values):
+            values = {key: values}
         kinds = table.names() if isinstance(table, Registry) else list(table)
         names = ", ".join(kinds) or "none is installed"
         if not isinstance(values, Mapping):
             raise ExpectedSectionError(
-                f"expected the name of a kind ({names}), or a mapping with the key kind"
+                f"expected the name of a {key} ({names}), or a mapping with the key {key}"
             )
-        kind = values.get("kind", default)
+        kind = values.get(key, default)
         if not isinstance(kind, str):
-            raise ValueError(f"the key kind must be one of: {names}")
+            raise ValueError(f"the key {key} must be one of: {names}")
         if kind not in kinds:
-            raise ValueError(unknown_name("kind", kind, kinds))
-        model = table.load(kind, "kind") if isinstance(table, Registry) else table[kind]
-        return validate_nested(model, {"kind": kind, **values})
+            raise ValueError(unknown_name(key, kind, kinds))
+        model = table.load(kind, key) if isinstance(table, Registry) else table[kind]
+        return validate_nested(model, {key: kind, **values})
 
     return BeforeValidator(validate)
 

@@ -1,4 +1,4 @@
-"""Devices, threads and the task runner."""
+"""Devices, threads and the task runner, and what the tracking store and the reports of a run have."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class RuntimeConfig(Section):
     """
 
     transport: str = "prefect"
-    """How jobs reach the clients and updates the server. prefect: mapped tasks of the run, on the
-    task runner."""
+    """Where clients' jobs run. prefect: in mapped tasks of the run, on the task runner; processes: in a
+    separate process and folder for each client, on this machine and without Ray, which receives only this
+    client's rows. Installed packages may register others."""
     task_runner: Literal["threads", "ray"] | None = None
     """Where mapped tasks run. threads: threads of this process, one per GPU or cpu_workers on the
     CPU; ray: processes of Ray, one per GPU or as many as there are cores for. null: ray with a
@@ -35,32 +36,38 @@ class RuntimeConfig(Section):
     CPU."""
     cpu_workers: int | None = Field(None, ge=1, le=256)
     """Clients that train concurrently on the CPU, each with a model of its own in memory and an
-    even share of the threads. On threads their models must have no dropout, since a process has one
+    even share of the threads. As threads their models must have no dropout, since a process has one
     generator for all; on Ray as many run as its machines have cores for, with the same share. null: 2
     where a run starts on the CPU with at least two threads, without dropout and with several tasks per
     round, else 1."""
     torch_threads: int | None = Field(None, ge=1, le=4096)
     """Threads of a CPU operation, or of all concurrent clients together. Sums are split by it, so
-    runs that shall be equal to the last bit need the same value. null: the cores of the machine
-    where the run starts."""
+    runs that shall be equal to the last bit need the same value. null: the cores that the process
+    may use where the run starts, limited by a container's CPU quota, rounded up."""
     check_memory: bool = True
     """Refuse a run of which a stage needs more memory, by the estimate, than a GPU here has. The estimate has
     all rows at their full length, so data with shorter rows may fit where it says that they do not."""
     data_docs: bool = True
     """Write the outcome of the expectations as Great Expectations' Data Docs (HTML) too, beside the
     prepared data and to MLflow."""
+    sockets: str | None = Field(None, min_length=1)
+    """Folder of the sockets of owners, with data.source 'owners'. null: sockets/ of the project's home."""
     retries: int = Field(1, ge=0, le=100)
     """Retries of a failed task before its clients are left out of the round."""
     client_timeout: float | None = Field(None, gt=0, le=1e7, allow_inf_nan=False)
-    """Seconds that a client's job may take, loading the model apart. A client that takes longer is left
-    out of the round as one that fails, without a retry, and its place is free again. Threads cannot be
-    stopped: a job that hangs keeps its memory until the process ends, so the model must have no dropout,
-    whose generator it would share. null: no limit."""
+    """Maximum seconds for a client's job, excluding model loading. It requires transport 'processes': the
+    process of a job that takes longer is killed, the job is retried, and after `retries` attempts the client
+    is left out of the round. null: no limit."""
 
     @property
     def workers(self) -> int:
         """Clients that train concurrently on the CPU."""
         return self.cpu_workers or 1
+
+    @property
+    def shares_process(self) -> bool:
+        """Whether clients that train concurrently on the CPU are threads of one process."""
+        return self.task_runner != "ray" and self.transport != "processes"
 
     @property
     def threads_of_client(self) -> int | None:
@@ -74,6 +81,15 @@ class RuntimeConfig(Section):
         if isinstance(values, Mapping) and values.get("compile") is False:
             return {key: value for key, value in values.items() if key != "compile"}
         return values
+
+    @model_validator(mode="after")
+    def _check_processes(self) -> Self:
+        if self.transport == "processes" and (self.task_runner == "ray" or self.ray_address is not None):
+            raise ValueError(
+                "transport 'processes' starts the owners' processes on this machine: leave out task_runner"
+                " and ray_address, or use transport 'prefect'"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_cluster(self) -> Self:
@@ -106,3 +122,17 @@ class RuntimeConfig(Section):
                 "name at least one device, and each only once: a device serves one client at a time"
             )
         return devices
+
+
+class TrackingConfig(Section):
+    """MLflow's names for a run and for its policy, and figures of single clients."""
+
+    experiment: str = Field("fed-rlhf", min_length=1)
+    """MLflow experiment."""
+    registered_model: str | None = Field("fed-rlhf-policy", pattern=r"^[^/:]+$")
+    """Name under which the aligned policy is registered; null: it is not. Arms of a benchmark have null
+    where the benchmark sets nothing."""
+    client_figures: bool = True
+    """Whether a step that needs only sums of the clients' updates records what each client did (its losses,
+    sizes and times); false: the number of clients, sums and means. Steps that need single updates record each
+    client in any case."""

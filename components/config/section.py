@@ -39,6 +39,13 @@ class Section(BaseModel):
         return self
 
 
+class KindSection(Section):
+    """A section of one of several kinds, which a registry knows by name."""
+
+    kind: str
+    """Registered name."""
+
+
 class NestedSectionError(ValueError):
     """Errors of a section whose model depends on another key, e.g. a method's options.
 

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from components.config.models import BackboneConfig, ChatDate, FrozenModel
-from components.config.recipe_files import InputFile, NamedModel
+from components.config.models import BackboneConfig, ChatDate, FrozenModel, PolicyConfig
+from components.config.recipe_files import InputFile, NamedModel, TemplateFile
 from components.config.section import Section
 
 
@@ -96,13 +96,26 @@ class EvaluatorOptions(EndpointOptions, NamedModel):
     model's probabilities, for models that are too small to write a number (in this process
     only)."""
 
+    @property
+    def local(self) -> PolicyConfig:
+        """The model in this process."""
+        return PolicyConfig(
+            backbone=BackboneConfig(name=self.location, revision=self.revision),
+            template=TemplateFile("thoughts/policy"),
+            chat_date=self.chat_date,
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_new_tokens=self.max_new_tokens,
+            generation_batch_size=self.batch_size,
+        )
+
     def frozen_models(self) -> list[FrozenModel]:
         """The model that it loads in this process."""
         if self.base_url is not None:
             return []
-        backbone = BackboneConfig(name=self.location, revision=self.revision)
         tokens = 0 if self.read == "expected" else self.max_new_tokens
-        return [FrozenModel("evaluator", backbone, self.batch_size, self.max_prompt_tokens, tokens)]
+        return [
+            FrozenModel("evaluator", self.local.backbone, self.batch_size, self.max_prompt_tokens, tokens)
+        ]
 
     @model_validator(mode="after")
     def _check_read(self) -> Self:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import model_validator
 
 from components.data.dialogues import dialogue_turns
-from components.data.raw import MESSAGES, RawRow, Text, column_names, messages_in
-from components.data.records import TEXTS
+from components.data.raw import AnyText, RawRow, column_names, if_null, messages_in
+from components.data.records import TEXTS, DataError
 
 MARKERS = {"user": "Human", "assistant": "Assistant"}
 ROLES = ("system", *MARKERS)
@@ -28,22 +29,27 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of what the assistant thought before its content, as chat templates and servers name them."""
 Row = TypeVar("Row", bound=Mapping[str, Any])
 NOTED = "rows whose messages are JSON text"
+ALONE = "rows of which one completion alone is messages as text"
 NO_COLUMNS: Mapping[str, str] = {}
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
 
 
+ConversationText = Annotated[AnyText, if_null("")]
+"""Text of a row whose messages have been read."""
+
+
 class ConversationRow(RawRow):
     """A prompt with two completions: texts, or lists of messages, which are read as texts."""
 
-    prompt: Text
-    chosen: Text
-    rejected: Text
+    prompt: ConversationText
+    chosen: ConversationText
+    rejected: ConversationText
 
     @model_validator(mode="before")
     @classmethod
     def _read_messages(cls, row: Any) -> Any:
-        row = {**row, **{column: with_messages(row.get(column), column) for column in TEXTS if column in row}}
+        row = {**row, **messages_as_text(row, dict(zip(TEXTS, TEXTS, strict=True)))[0]}
         if not any(isinstance(row.get(column), list) for column in TEXTS):
             return row
         if not {"chosen", "rejected"} <= set(row):
@@ -52,30 +58,83 @@ class ConversationRow(RawRow):
         return {**row, **dict(zip(TEXTS, texts, strict=True))}
 
 
-def with_messages(value: Any, column: str) -> Any:
-    """The messages that a column's text holds as JSON; another value as it is."""
-    if not isinstance(value, str):
-        return value
-    try:
-        messages = messages_in(value)
-    except ValueError as error:
-        raise ValueError(f"column '{column}' {error}") from None
-    return value if messages is None else messages
+def messages_as_text(
+    row: Mapping[str, Any], columns: Mapping[str, str]
+) -> tuple[dict[str, list[Any]], str | None]:
+    """The messages of the columns that hold them as JSON text, and the completion that alone does.
+
+    Of the completions, both are messages or none is: a single one may be an answer that is JSON, which stays
+    a text.
+
+    Args:
+        row: values by column.
+        columns: the row's columns, by TEXTS.
+
+    Raises:
+        ValueError: a column holds messages in another notation, as a sentence.
+    """
+    found: dict[str, list[Any]] = {}
+    refused: dict[str, str] = {}
+    for column in columns.values():
+        value = row.get(column)
+        try:
+            messages = messages_in(value) if isinstance(value, str) else None
+        except ValueError as error:
+            refused[column] = f"column '{column}' {error}"
+            continue
+        if messages is not None:
+            found[column] = messages
+    answers = [columns["chosen"], columns["rejected"]]
+    told = [column for column in answers if column in {*found, *refused} or isinstance(row.get(column), list)]
+    alone = told[0] if len(told) == 1 and isinstance(row.get(told[0]), str) else None
+    if alone is not None:
+        found.pop(alone, None)
+        refused.pop(alone, None)
+    if refused:
+        raise ValueError(next(iter(refused.values())))
+    if len(told) == 2 and str(row.get(columns["prompt"])).strip() == "[]":
+        found[columns["prompt"]] = []
+    return found, alone
 
 
 def noted(
-    rows: Iterable[Row], counts: Counter[str], columns: Mapping[str, str] = NO_COLUMNS
+    rows: Iterable[Row], counts: Counter[str], where: str, columns: Mapping[str, str] = NO_COLUMNS
 ) -> Iterator[Row]:
-    """The rows; those whose messages are JSON texts are counted as NOTED. `columns` renames TEXTS."""
-    names = [columns.get(name, name) for name in TEXTS]
+    """The rows; those whose messages are JSON texts are counted as NOTED, or as ALONE.
+
+    Args:
+        rows: values by column.
+        counts: are added to.
+        where: the rows are, for messages.
+        columns: renames TEXTS.
+
+    Raises:
+        DataError: after the last row, where a completion is messages in each row, and the other one is not.
+    """
+    names = {name: columns.get(name, name) for name in TEXTS}
+    alone: Counter[str | None] = Counter()
     for row in rows:
-        counts[NOTED] += any(isinstance(row.get(name), str) and MESSAGES.match(row[name]) for name in names)
+        column = None
+        with suppress(ValueError):  # the row is refused
+            found, column = messages_as_text(row, names)
+            counts[NOTED] += bool(found)
+        alone[column] += 1
         yield row
+    total = alone.total()
+    counts[ALONE] += total - alone[None]
+    for column in (names["chosen"], names["rejected"]):
+        if alone[column] == total > 1:
+            (other,) = {names["chosen"], names["rejected"]} - {column}
+            raise DataError(
+                f"{where}: column '{column}' holds messages as text in each of the {total:,} rows, but column"
+                f" '{other}' does not: write both as messages, or both as plain text"
+            )
 
 
 def noted_warnings(counts: Mapping[str, int]) -> list[str]:
-    """A sentence on the rows that `noted` has counted."""
-    return [f"{NOTED}: {counts[NOTED]:,}; they were read as messages."] if counts[NOTED] else []
+    """A sentence on each kind of rows that `noted` has counted."""
+    done = {NOTED: "they were read as messages", ALONE: "it was read as an answer that is JSON"}
+    return [f"{kind}: {counts[kind]:,}; {what}." for kind, what in done.items() if counts[kind]]
 
 
 def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
@@ -103,7 +162,8 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
             )
     conversations = {column: _messages(value, column) for column, value in completions.items()}
     if prompt is None or prompt in ("", []):
-        beginning = _common_beginning(*conversations.values())
+        heads = zip(*(messages[:-1] for messages in conversations.values()), strict=False)
+        beginning = [message for message, _ in takewhile(lambda pair: pair[0] == pair[1], heads)]
     elif isinstance(prompt, str):
         beginning = [("user", prompt.strip())]
     else:
@@ -123,7 +183,10 @@ def _messages(value: Any, column: str) -> list[Message]:
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
         found = f"has {column_names(item)[:60]}" if isinstance(item, Mapping) else f"is {_kind(item)}"
-        raise ValueError(f"{where} must be a message, an object with role and content, but {found}")
+        cure = "" if isinstance(item, Mapping) else ": write one list of messages"
+        if isinstance(item, Mapping) and {"from", "value"} <= set(item):
+            cure = f": write 'from' as role ({', '.join(ROLES)}), and 'value' as content"
+        raise ValueError(f"{where} must be a message, an object with role and content, but {found}{cure}")
     role, content = item["role"], item["content"]
     calls = bool(item.get("tool_calls") or item.get("function_call"))
     if role not in ROLES or calls:
@@ -147,12 +210,6 @@ def _message(item: Any, where: str) -> Message:
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "text", type(None): "null"}
     return names.get(type(value), f"{str(value)[:40]!r} ({type(value).__name__})")
-
-
-def _common_beginning(chosen: Sequence[Message], rejected: Sequence[Message]) -> list[Message]:
-    """The messages that two conversations share, up to the assistant's last one."""
-    shared = takewhile(lambda pair: pair[0] == pair[1], zip(chosen[:-1], rejected[:-1], strict=False))
-    return [message for message, _ in shared]
 
 
 def _answer(messages: Sequence[Message], beginning: Sequence[Message], column: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -84,24 +85,12 @@ class MarginSummary(_Frozen):
 
 
 class RepeatCounts(_Frozen):
-    """Pairs of the source that repeat or contradict others of the same owner, where owners are known."""
+    """Pairs of the source with equal completions, and those that repeat or contradict others."""
 
     duplicates: int = 0  # equal to an earlier one
     normalized: int = 0  # the same texts as an earlier one (same_text.py), and not equal
     contradictory: int = 0  # those whose completions the same owner prefers the other way round too
-
-
-class EqualCompletions(_Frozen):
-    """Pairs whose two completions are the same tokens to a model that trains on them."""
-
-    model: str
-    settings: str  # hash of the model's section of the recipe
-    key: str  # of the recipe: the length that completions are cut to
-    length: int  # its value (tokens)
-    pairs: int
-    equal: int
-    same_text: int  # of the equal ones, those with the same text
-    by_client: dict[str, dict[str, int]]  # equal pairs by client and split, where there are some
+    equal: int = 0  # pairs of two completions of the same text
 
 
 class ExpectationOutcome(_Frozen):
@@ -126,6 +115,8 @@ class ValidationSummary(_Frozen):
 class PreparationReport(_Frozen):
     """The report of components.data.prepare.prepare."""
 
+    model_config = ConfigDict(extra="ignore")  # earlier reports have equal_completions
+
     rows: RowCounts
     splits: dict[str, int]  # the clients' pairs by split
     # By split, the server's prompts that do not come unchanged from the source.
@@ -138,7 +129,6 @@ class PreparationReport(_Frozen):
     repeats: RepeatCounts = RepeatCounts()
     control_tokens: int = 0  # pairs and prompts that hold control tokens of a model's tokenizer
     same_text: int = 1  # version of the key of texts, by which prompts were split (versions.SAME_TEXT)
-    equal_completions: list[EqualCompletions] = Field(default_factory=list)  # by model that trains on pairs
     margins: MarginSummary | None = None  # None where there are no pairs of thoughts
 
     def tied_siblings(self) -> int:
@@ -159,7 +149,6 @@ class PreparationReport(_Frozen):
         numbers |= {f"prompts/{split}": count for split, count in self.rows.prompts.items()}
         if self.control_tokens:
             numbers["control_tokens"] = self.control_tokens
-        numbers |= {f"equal_completions/{one.key}": one.equal for one in self.equal_completions if one.equal}
         return numbers
 
 
@@ -191,3 +180,14 @@ def read_client_counts(folder: Path) -> dict[str, ClientCounts]:
 
 def _write_json(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the data must meet."""
+
+    clients: Sequence[str]  # ids, sorted; each has pairs
+    max_characters: int  # of a prompt or completion
+    one_client_groups: bool  # as the partitions dirichlet, iid and margin promise
+    max_equal: float = 0.0  # share of the pairs whose two completions may be the same text
+    label_balance: bool = True  # whether what is chosen may follow from an order of the completions

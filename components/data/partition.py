@@ -1,8 +1,9 @@
-"""Assigns rows to clients.
+"""Assigns pairs to clients, samples them, and leaves clients out of the rounds.
 
-By natural owner, by a Dirichlet draw over domains, or evenly (FedBiscuit section 6); by margin, or
-by a column (FedPDPO D.1.2). Except for natural owners and columns, the rows of one group (a
-question, a post) go to one client, "ensuring that no questions overlap between clients".
+Pairs are assigned by natural owner, by a Dirichlet draw over domains, or evenly (FedBiscuit
+section 6); by margin, or by a column (FedPDPO D.1.2). Except for natural owners and columns, the
+rows of one group (a question, a post) go to one client, "ensuring that no questions overlap between
+clients".
 """
 
 from __future__ import annotations
@@ -11,16 +12,194 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from components.config import unknown_name
+from components.config import DataConfig, unknown_name
 from components.data.data_report import PartitionSummary
+from components.data.records import TEXT_COLUMNS, DataError
+from components.data.splits import sample
 from components.seeding import generator
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ClientIndices = npt.NDArray[np.int64]
 """Client of each row, [N]."""
+Owned = tuple["pd.DataFrame", dict[str, int]]
+"""Pairs with their clients, and the number of those whose owner or value is none, by reason."""
+POOLED = "pooled"
+"""The client that has the training pairs of all owners, with data.pooled."""
+
+
+def assign_clients(pairs: pd.DataFrame, judges: set[str], data: DataConfig, seed: int) -> Owned:
+    """Assign the pairs of a source to clients, as data.partition says.
+
+    Args:
+        pairs: with groups and splits.
+        judges: owners of the judge's pairs.
+        data: the recipe's section.
+        seed: of the recipe.
+
+    Raises:
+        DataError: there are no pairs, they cannot be assigned, or a client is an owner of the judge's too.
+    """
+    if not len(pairs):
+        raise DataError(f"source {data.source} gives no pairs")
+    try:
+        if data.partition == "natural":
+            ownerless = int((pairs["client_id"].fillna("") == "").sum())
+            if ownerless:
+                raise ValueError(
+                    f"{ownerless} of {len(pairs)} rows have no client_id: partition 'natural' needs an owner"
+                    " for each; name the column of owners (data.columns={client_id: ...}), or set"
+                    " data.partition=iid and data.clients"
+                )
+            owned, left_out = _largest_clients(pairs, data, f"source {data.source} has", "owners")
+        elif data.partition == "column":
+            owned, left_out = _by_column(pairs, data)
+        else:
+            owned, left_out = _by_number(pairs, data, seed), {}
+    except ValueError as error:
+        raise DataError(f"partition '{data.partition}': {error}") from None
+    shared = sorted(judges.intersection(owned["client_id"]))
+    if shared:
+        raise DataError(
+            f"source {data.source}: {len(shared)} owners are clients and the judge's too"
+            f" ({', '.join(shared[:5])}): the judge's owners must take no part, so rename these clients"
+        )
+    return owned, left_out
+
+
+def _by_number(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame:
+    """Pairs of clients that have numbers for names."""
+    import pandas as pd
+
+    assert data.clients is not None  # checked with the recipe
+    groups = list(pairs["group"])
+    if data.partition == "margin":
+        margins = pairs.get("margin", pd.Series(np.nan, pairs.index))
+        _refuse_missing(pairs, ~np.isfinite(margins), "no margin (a finite number)")
+        clients = by_margin(list(margins), groups, data.clients)
+    elif data.partition == "dirichlet":
+        clients = dirichlet(list(pairs["domain"]), groups, data.clients, data.alpha, seed)
+    else:
+        clients = iid(groups, data.clients, seed)
+    width = max(2, len(str(data.clients - 1)))
+    return pairs.assign(client_id=[f"client-{i:0{width}d}" for i in clients])
+
+
+def _by_column(pairs: pd.DataFrame, data: DataConfig) -> Owned:
+    column = data.column
+    existing = [name for name in TEXT_COLUMNS if name in pairs]
+    if "column" in pairs:  # the values of a file's own
+        column = "column"
+    elif column is None or column not in existing:
+        raise ValueError(unknown_name("data.column", str(column), existing))
+    empty = pairs[column].fillna("").map(str.strip) == ""
+    _refuse_missing(pairs, empty, f"no value in the column '{data.column}'")
+    owned = pairs.assign(client_id=by_column(list(pairs[column]), data.column_clients))
+    owned = owned[owned["client_id"].notna()]
+    left_out = {"value of data.column not among the clients": len(pairs) - len(owned)}
+    chosen, others = _largest_clients(owned, data, f"data.column '{data.column}' gives", "clients")
+    return chosen, left_out | others
+
+
+def _largest_clients(pairs: pd.DataFrame, data: DataConfig, origin: str, kind: str) -> Owned:
+    """The pairs of the data.clients clients with most pairs, or of all."""
+    counts = Counter(pairs["client_id"])
+    if data.clients is not None and data.clients > len(counts):
+        raise ValueError(
+            f"data.clients is {data.clients}, but {origin} only {len(counts)} {kind} with pairs, besides"
+            f" those of the judge (data.options): set data.clients to {len(counts)}, or to null for all, or"
+            " choose another data.partition"
+        )
+    largest = sorted(counts, key=lambda client: (-counts[client], client))[: data.clients]
+    chosen = pairs[pairs["client_id"].isin(largest)]
+    return chosen, {"owner not among the clients": len(pairs) - len(chosen)}
+
+
+def _refuse_missing(pairs: pd.DataFrame, missing: pd.Series, what: str) -> None:
+    """Refuse rows without a value that a partition needs, with their number by source.
+
+    Raises:
+        ValueError: there are such rows.
+    """
+    if not missing.any():
+        return
+    counts = Counter(pairs.loc[missing, "source"])
+    sources = ", ".join(f"{count} of source {name}" for name, count in sorted(counts.items()))
+    raise ValueError(
+        f"{int(missing.sum())} of {len(pairs)} rows have {what}: {sources}; bring one for each row, or use"
+        " another data.partition"
+    )
+
+
+def sample_pairs(pairs: pd.DataFrame, data: DataConfig, seed: int) -> pd.DataFrame:
+    """At most data.max_pairs of the clients' pairs.
+
+    Raises:
+        DataError: a client has none of them.
+    """
+    if data.max_pairs is None or len(pairs) <= data.max_pairs:
+        return pairs
+    chosen = sample(list(pairs["prompt"]), list(pairs["split"]), data.max_pairs, seed)
+    sampled = pairs[pairs["prompt"].isin(chosen)]
+    clients = set(pairs["client_id"])
+    empty = sorted(clients - set(sampled["client_id"]))
+    if empty:
+        raise DataError(
+            f"data.max_pairs {data.max_pairs} leaves {len(empty)} of {len(clients)} clients without a pair"
+            f" (such as {empty[0]}): raise it, or lower data.clients"
+        )
+    return sampled
+
+
+def leave_out_unseen(pairs: pd.DataFrame, data: DataConfig, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Separate the pairs of the clients of the rounds from those of data.unseen_clients others.
+
+    Returns:
+        the pairs of the clients of the rounds; those of the others, with at most data.unseen_pairs training
+        pairs of each.
+
+    Raises:
+        DataError: too few clients can be left out.
+    """
+    if not data.unseen_clients:
+        return pairs, pairs[:0]
+    clients = pairs.groupby("client_id")["split"].agg(set)
+    suitable = [name for name, splits in clients.items() if {"train", "test"} <= splits]
+    most = min(len(suitable), len(clients) - 1)
+    if data.unseen_clients > most:
+        raise DataError(
+            f"data.unseen_clients is {data.unseen_clients}, but of {len(clients)} clients {len(suitable)}"
+            f" have both training and held-out pairs, and one at least must train: use at most {most}"
+        )
+    drawn = generator(seed, "unseen clients").choice(len(suitable), data.unseen_clients, replace=False)
+    unseen = sorted(suitable[n] for n in drawn)
+    own = pairs[pairs["client_id"].isin(unseen)]
+    unused: list[object] = []
+    for name in unseen:
+        training = own.index[(own["client_id"] == name) & (own["split"] == "train")]
+        order = generator(seed, "unseen pairs", name).permutation(len(training))
+        unused += list(training[order[data.unseen_pairs :]])
+    return pairs[~pairs["client_id"].isin(unseen)], own.drop(index=unused)
+
+
+def pool_training(
+    pairs: pd.DataFrame, clients: Sequence[str], unseen: pd.DataFrame
+) -> tuple[pd.DataFrame, list[str]]:
+    """All pairs but the held-out ones as those of the client POOLED; and the clients.
+
+    Raises:
+        DataError: an owner has that name, also one of the unseen ones.
+    """
+    if POOLED in (*clients, *unseen["client_id"]):
+        raise DataError(f"data.pooled names a client '{POOLED}', and an owner has this name: rename it")
+    pairs = pairs.assign(client_id=pairs["client_id"].where(pairs["split"] == "test", POOLED))
+    return pairs, sorted([*clients, POOLED])
 
 
 def dirichlet(
@@ -65,7 +244,15 @@ def dirichlet(
         ends = np.cumsum(draw.dirichlet(np.full(n_clients, alpha))) * len(shuffled)
         places = np.minimum(np.searchsorted(ends, np.arange(len(shuffled)) + 0.5), n_clients - 1)
         client_of |= {group: int(clients[place]) for group, place in zip(shuffled, places, strict=True)}
-    _fill_empty(client_of, n_clients)
+    owned: list[list[str]] = [[] for _ in range(n_clients)]
+    for group in sorted(client_of):
+        owned[client_of[group]].append(group)
+    for client in range(n_clients):
+        if not owned[client]:
+            largest = max(range(n_clients), key=lambda other: (len(owned[other]), -other))
+            group = owned[largest].pop()
+            owned[client].append(group)
+            client_of[group] = client
     return _clients_of_rows(groups, client_of)
 
 
@@ -200,19 +387,6 @@ def _group_sizes(groups: Sequence[Hashable], n_clients: int) -> Counter[str]:
             f" {len(sizes)} clients"
         )
     return sizes
-
-
-def _fill_empty(client_of: dict[str, int], n_clients: int) -> None:
-    """Move a group of the client with most groups to each client that has none."""
-    groups: list[list[str]] = [[] for _ in range(n_clients)]
-    for group in sorted(client_of):
-        groups[client_of[group]].append(group)
-    for client in range(n_clients):
-        if not groups[client]:
-            largest = max(range(n_clients), key=lambda other: (len(groups[other]), -other))
-            group = groups[largest].pop()
-            groups[client].append(group)
-            client_of[group] = client
 
 
 def _clients_of_rows(groups: Sequence[Hashable], client_of: Mapping[str, int]) -> ClientIndices:

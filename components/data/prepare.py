@@ -4,37 +4,53 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from components.config import DataConfig, Recipe
-from components.data import partition
 from components.data.data_report import (
     ClientCounts,
+    Limits,
     MarginSummary,
     PreparationReport,
     PromptSummary,
     RepeatCounts,
     RowCounts,
+    TreeCounts,
     ValidationSummary,
     write_client_counts,
     write_report,
 )
-from components.data.holdout import JUDGE
-from components.data.lengths import TOO_LONG, drop_long
-from components.data.pairs import client_pairs, with_trees
+from components.data.partition import (
+    assign_clients,
+    iid,
+    leave_out_unseen,
+    pool_training,
+    sample_pairs,
+    summarize,
+)
 from components.data.prompts import server_prompts
-from components.data.records import SPLITS, DataError, SourceData
-from components.data.repeats import alike_warnings, count_repeats, repeat_warnings
+from components.data.records import (
+    SPLITS,
+    TEXTS,
+    TOO_LONG,
+    UNSEEN,
+    DataError,
+    SourceData,
+    drop_long,
+    pairs_frame,
+    write_table,
+)
+from components.data.same_text import same_text
 from components.data.sources import load
-from components.data.splits import with_groups, with_splits
-from components.data.tables import pairs_frame, write_table
-from components.data.validation import Limits, validate
+from components.data.splits import JUDGE, with_groups, with_splits
+from components.data.trees import thought_pairs
 from components.io import replaced_folder
+from components.seeding import generator
 from components.versions import SAME_TEXT
 
 if TYPE_CHECKING:
@@ -46,7 +62,8 @@ def prepare(
     seed: int,
     folder: Path,
     docs: bool = False,
-    amend: Callable[[DataSet], DataSet] = lambda data_set: data_set,
+    read: Callable[[DataConfig, int], DataSet] | None = None,
+    label_balance: bool = True,
 ) -> PreparationReport:
     """Write the prepared folder of a recipe's data, replacing an existing one.
 
@@ -59,25 +76,42 @@ def prepare(
         seed: the recipe's seed.
         folder: to write; its parents are created.
         docs: whether to write the Data Docs, as HTML, into its subfolder docs.
-        amend: changes the texts of the data, or refuses them, before they are validated.
+        read: gives the data, which may be amended, before they are validated; None: assemble.
+        label_balance: see Limits.
 
     Returns:
         the report, which is also written to report.json.
 
     Raises:
-        DataError: the data cannot be used; one sentence, or one for each expectation that fails.
+        DataError: the data cannot be used; one sentence, or one for each expectation that fails
+            (validation.ExpectationsFailed).
     """
     folder = Path(folder)
     rejected = folder.with_name(f"{folder.name}.rejected")
-    data_set = amend(assemble(data, seed))
-    limits = expected(data_set, data)
+    data_set = (read or assemble)(data, seed)
+    limits = replace(expected(data_set, data), label_balance=label_balance)
+    from components.data.validation import ExpectationsFailed, validate  # imports Great Expectations
+
     with replaced_folder(folder) as building:
         docs_folder = building / "docs" if docs else None
-        expectations = _validate(data_set.tables, limits, docs_folder, rejected)
+        try:
+            expectations = validate(data_set.tables, limits, docs_folder)
+        except ExpectationsFailed as error:
+            shutil.rmtree(rejected, ignore_errors=True)
+            if docs_folder is None:
+                raise
+            rejected.mkdir()
+            docs_folder.rename(rejected / "docs")
+            text = str(error).replace(str(docs_folder), str(rejected / "docs"))
+            raise ExpectationsFailed(text, error.outcomes) from None
         report = _report(data_set, expectations)
-        for name, frame in data_set.tables.items():
-            write_table(building / f"{name}.parquet", frame)
+        for name in ("pairs", "judge", "prompts"):
+            write_table(building / f"{name}.parquet", data_set.tables[name])
         write_client_counts(building, data_set.clients)
+        if data_set.unseen:
+            (building / UNSEEN).mkdir()
+            write_table(building / UNSEEN / "pairs.parquet", data_set.tables[UNSEEN])
+            write_client_counts(building / UNSEEN, data_set.unseen)
         write_report(building, report)
     shutil.rmtree(rejected, ignore_errors=True)
     return report
@@ -87,13 +121,14 @@ def prepare(
 class DataSet:
     """The data of a recipe before they are validated and written."""
 
-    tables: dict[str, pd.DataFrame]  # pairs, judge and prompts, see records
+    tables: dict[str, pd.DataFrame]  # pairs, judge and prompts, and unseen if there are any, see records
     clients: dict[str, ClientCounts]  # numbers of pairs by client, in the order of their names
     rows: RowCounts
     prompts: dict[str, PromptSummary]  # see PreparationReport
     warnings: tuple[str, ...]  # what may be wrong with the rows, as sentences
     repeats: RepeatCounts  # among the source's pairs by their owners, before they are assigned to clients
     control_tokens: int = 0  # pairs and prompts that hold control tokens of a model's tokenizer
+    unseen: Mapping[str, ClientCounts] = field(default_factory=dict)  # of clients that take part in no round
 
     @property
     def splits(self) -> dict[str, int]:
@@ -101,64 +136,115 @@ class DataSet:
         return {split: sum(getattr(client, split) for client in self.clients.values()) for split in SPLITS}
 
 
-def assemble(data: DataConfig, seed: int) -> DataSet:
+def assemble(data: DataConfig, seed: int, source: SourceData | None = None) -> DataSet:
     """Load, split and partition the data of a recipe.
 
     Args:
         data: the recipe's data section.
         seed: the recipe's seed.
+        source: what the source gives; None: it is loaded.
 
     Raises:
         DataError: the data cannot be used, as a sentence.
     """
+    import pandas as pd
 
-    source = _drop_long(load(data, seed), data)
+    source = source or load(data, seed)
+    short: dict[str, Any] = {}
+    dropped = dict(source.dropped)
+    for name, kind in (("pairs", "pair"), ("judge", "judge's pair"), ("prompts", "prompt")):
+        candidates = getattr(source, name)
+        short[name] = drop_long(candidates, f"{kind}s of source {data.source}", data)
+        if len(short[name]) < len(candidates):
+            dropped[f"{kind} {TOO_LONG}"] = len(candidates) - len(short[name])
+    source = replace(source, **short, dropped=dropped)
     rows, judge = (
         pairs_frame(with_splits(pairs, data.validation, data.test, seed), data.source)
         for pairs in with_groups(source.pairs, source.judge)
     )
-    repeats = count_repeats(rows, judge[judge["client_id"] != JUDGE])
-    sampled, clients, left_out = client_pairs(rows, set(judge["client_id"]), data, seed)
-    pairs, trees = with_trees(sampled, clients, data, seed)
+    owned, left_out = assign_clients(rows, set(judge["client_id"]), data, seed)
+    sampled = sample_pairs(owned, data, seed)
+    own, unseen = leave_out_unseen(sampled, data, seed)
+    clients = sorted(set(own["client_id"]))
+    left_out |= {
+        "over max_pairs": len(owned) - len(sampled),
+        "owner takes part in no round": len(sampled) - len(own),
+    }
+    pairs, trees = _with_trees(own, clients, data, seed)
+    if data.pooled:
+        pairs, clients = pool_training(pairs, clients, unseen)
     if not (pairs["split"] == "train").any():
         raise DataError(
             f"of {len(pairs)} pairs none is in the train split: bring more pairs, or lower data.test and"
             " data.validation, or raise data.max_pairs"
         )
-    pairs = pairs.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
-    known = [*zip(pairs["prompt"], pairs["split"], strict=True)]
-    known += zip(judge["prompt"], judge["split"], strict=True)
-    prompts, summaries = server_prompts(data, source.prompts, known, seed)
+    pairs, unseen = (
+        frame.sort_values(["client_id", "pair_id"], kind="stable", ignore_index=True)
+        for frame in (pairs, unseen)
+    )
+    known = pd.concat([pairs, judge, unseen])[["prompt", "split"]].itertuples(index=False, name=None)
+    prompts, summaries = server_prompts(data, source.prompts, list(known), seed)
     counts = RowCounts(
         source=len(rows),
         pairs=len(pairs),
-        left_out=left_out,
+        left_out={reason: count for reason, count in left_out.items() if count},
         judge=len(judge),
         prompts=dict(sorted(Counter(prompts["split"]).items())),
         dropped=source.dropped,
         trees=trees,
     )
-    _check_counts(counts)
+    total = counts.source + (counts.trees.pairs if counts.trees else 0)
+    if total != counts.pairs + sum(counts.left_out.values()):
+        raise AssertionError(
+            f"of {total} pairs, {counts.pairs} are prepared and {counts.left_out} are left out"
+        )
+    tables = {"pairs": pairs, "judge": judge, "prompts": prompts}
     true_clusters = source.true_clusters if data.partition == "natural" else {}
+    repeats = count_repeats(rows, judge[judge["client_id"] != JUDGE])
+    warnings = [*source.warnings, *repeat_warnings(repeats), *alike_warnings("clients", clients)]
     return DataSet(
-        {"pairs": pairs, "judge": judge, "prompts": prompts},
+        tables | ({UNSEEN: unseen} if len(unseen) else {}),
         _client_counts(pairs, clients, true_clusters),
         counts,
         summaries,
-        (
-            *source.warnings,
-            *repeat_warnings(repeats),
-            *alike_warnings("clients", clients),
-            *alike_warnings("domains", pairs["domain"].dropna().unique()),
-        ),
+        (*warnings, *alike_warnings("domains", pairs["domain"].dropna().unique())),
         repeats,
+        unseen=_client_counts(unseen, sorted(set(unseen["client_id"])), true_clusters),
     )
+
+
+def server_data(data: DataConfig, seed: int) -> DataSet:
+    """The server's prompts and the judge's pairs, of data whose other pairs stay with their owners.
+
+    Raises:
+        DataError: the data cannot be used, as a sentence.
+    """
+    source = load(data, seed)
+    short = drop_long(source.judge, "the judge's pairs", data)
+    nobody, judge = (
+        pairs_frame(with_splits(pairs, data.validation, data.test, seed), data.source)
+        for pairs in with_groups([], short)
+    )
+    known = judge[["prompt", "split"]].itertuples(index=False, name=None)
+    prompts, summaries = server_prompts(data, [], list(known), seed)
+    dropped = len(source.judge) - len(short)
+    counts = RowCounts(
+        source=0,
+        pairs=0,
+        left_out={},
+        judge=len(judge),
+        prompts=dict(sorted(Counter(prompts["split"]).items())),
+        dropped={f"judge's pair {TOO_LONG}": dropped} if dropped else {},
+    )
+    tables = {"pairs": nobody, "judge": judge, "prompts": prompts}
+    return DataSet(tables, {}, counts, summaries, source.warnings, RepeatCounts())
 
 
 def expected(data_set: DataSet, data: DataConfig) -> Limits:
     """What the tables must meet."""
     one_client_groups = data.partition not in ("natural", "column")
-    return Limits(list(data_set.clients), data.max_characters, one_client_groups, data.max_equal)
+    clients = [*data_set.clients, *data_set.unseen]
+    return Limits(clients, data.max_characters, one_client_groups, data.max_equal)
 
 
 def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, int]) -> None:
@@ -174,7 +260,7 @@ def check_rows(recipe: Recipe, splits: Mapping[str, int], prompts: Mapping[str, 
         "held-out pairs to measure accuracy on": (splits.get("test", 0), ""),
         "pairs to train on": (splits.get("train", 0), ""),
     }
-    if recipe.federation.options.needs_server_prompts:
+    if recipe.aligns_a_policy:
         align = {"server prompts to align on": (prompts.get("align", 0), "data.align_prompts")}
         required = align | required
     for rows, (count, key) in required.items():
@@ -194,8 +280,8 @@ def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationRe
         rows=data_set.rows,
         splits=data_set.splits,
         prompts=data_set.prompts,
-        partition=partition.summarize([sum(client.rows().values()) for client in clients]),
-        partition_train=partition.summarize([client.train for client in clients]),
+        partition=summarize([sum(client.rows().values()) for client in clients]),
+        partition_train=summarize([client.train for client in clients]),
         clients_without_train=[name for name, client in data_set.clients.items() if not client.train],
         expectations=expectations,
         warnings=[*data_set.warnings, *expectations.warnings],
@@ -206,31 +292,29 @@ def _report(data_set: DataSet, expectations: ValidationSummary) -> PreparationRe
     )
 
 
-def _drop_long(source: SourceData, data: DataConfig) -> SourceData:
-    """The data of a source without pairs and prompts that are too long, which are counted."""
-    kept = replace(
-        source,
-        pairs=drop_long(source.pairs, f"pairs of source {data.source}", data),
-        judge=drop_long(source.judge, f"judge's pairs of source {data.source}", data),
-        prompts=drop_long(source.prompts, f"prompts of source {data.source}", data),
-    )
-    counts = {
-        f"pair {TOO_LONG}": len(source.pairs) - len(kept.pairs),
-        f"judge's pair {TOO_LONG}": len(source.judge) - len(kept.judge),
-        f"prompt {TOO_LONG}": len(source.prompts) - len(kept.prompts),
-    }
-    return replace(
-        kept, dropped=source.dropped | {reason: count for reason, count in counts.items() if count}
-    )
+def _with_trees(
+    pairs: pd.DataFrame, clients: Sequence[str], data: DataConfig, seed: int
+) -> tuple[pd.DataFrame, TreeCounts | None]:
+    """The pairs, with those of data.trees, whose questions are assigned to the clients."""
+    import pandas as pd
 
-
-def _check_counts(counts: RowCounts) -> None:
-    """Every pair that a source or a tree gives is prepared, or counted as left out."""
-    total = counts.source + (counts.trees.pairs if counts.trees else 0)
-    if total != counts.pairs + sum(counts.left_out.values()):
-        raise AssertionError(
-            f"of {total} pairs, {counts.pairs} are prepared and {counts.left_out} are left out"
-        )
+    if data.trees is None:
+        return pairs, None
+    thoughts, dropped = thought_pairs(Path(data.trees), "data.trees", data.min_margin)
+    short = drop_long(thoughts, "pairs of data.trees", data)
+    if len(short) < len(thoughts):
+        dropped[TOO_LONG] = len(thoughts) - len(short)
+    drawn = with_splits(short, data.validation, data.test, seed)
+    owners: dict[str, str] = {}
+    for split in SPLITS:
+        groups = [pair.split_group for pair in drawn if pair.split == split]
+        if groups:
+            order = generator(seed, "trees", split).permutation(len(clients))
+            turns = iid(groups, min(len(clients), len(set(groups))), seed)
+            owners |= {group: clients[order[turn]] for group, turn in zip(groups, turns, strict=True)}
+    owned = [replace(pair, client_id=owners[pair.split_group]) for pair in drawn]
+    counts = TreeCounts(pairs=len(owned), questions=len(owners), dropped=dropped)
+    return pd.concat([pairs, pairs_frame(owned, "thoughts")], ignore_index=True), counts
 
 
 def _client_counts(
@@ -243,21 +327,6 @@ def _client_counts(
         )
         for client in clients
     }
-
-
-def _validate(
-    tables: Mapping[str, pd.DataFrame], limits: Limits, docs: Path | None, rejected: Path
-) -> ValidationSummary:
-    """Check the expectations; the Data Docs of data that fail are moved to `rejected`."""
-    try:
-        return validate(tables, limits, docs)
-    except DataError as error:
-        shutil.rmtree(rejected, ignore_errors=True)
-        if docs is None:
-            raise
-        rejected.mkdir()
-        docs.rename(rejected / "docs")
-        raise DataError(str(error).replace(str(docs), str(rejected / "docs"))) from None
 
 
 def _margins(*frames: pd.DataFrame) -> MarginSummary | None:
@@ -274,3 +343,61 @@ def _margins(*frames: pd.DataFrame) -> MarginSummary | None:
         median=float(np.median(margins)),
         max=float(np.max(margins)),
     )
+
+
+def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:
+    """Count the pairs with equal completions, and those that repeat or contradict others of their owner.
+
+    Args:
+        frames: pairs with the columns client_id, prompt, chosen and rejected.
+    """
+    import pandas as pd
+
+    own = pd.concat([frame[["client_id", *TEXTS]] for frame in frames], ignore_index=True)
+    normal = own.assign(**{name: own[name].map(same_text) for name in TEXTS})
+    alike = normal["chosen"] == normal["rejected"]  # such a pair prefers a spelling
+    normal.loc[alike, ["chosen", "rejected"]] = own.loc[alike, ["chosen", "rejected"]]
+    given = set(normal.itertuples(index=False, name=None))
+    duplicates = own.duplicated()
+    return RepeatCounts(
+        duplicates=int(duplicates.sum()),
+        normalized=int((normal.duplicated() & ~duplicates).sum()),
+        contradictory=sum(
+            (owner, prompt, rejected, chosen) in given and chosen != rejected
+            for owner, prompt, chosen, rejected in normal.itertuples(index=False, name=None)
+        ),
+        equal=int((own["chosen"].str.strip() == own["rejected"].str.strip()).sum()),
+    )
+
+
+def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
+    """What the counts mean, as sentences; none where nothing repeats."""
+    weigh = "they have more weight than others"
+    if counts.duplicates:
+        yield f"pairs that repeat an earlier one of the same owner: {counts.duplicates:,}; {weigh}."
+    if counts.normalized:
+        yield (
+            "pairs that repeat an earlier one of the same owner in other case, white space or code points:"
+            f" {counts.normalized:,}; {weigh}."
+        )
+    if counts.contradictory:
+        yield (
+            "pairs that are there the other way round too, of the same owner where owners are known:"
+            f" {counts.contradictory:,}; a model cannot learn both."
+        )
+    if counts.equal:
+        yield f"pairs whose two completions are the same text: {counts.equal:,}; training learns nothing."
+
+
+def alike_warnings(kind: str, names: Iterable[str]) -> Iterator[str]:
+    """A sentence where names are the same text (same_text), such as two ids of one owner."""
+    spellings: dict[str, set[str]] = {}
+    for name in names:
+        spellings.setdefault(same_text(name), set()).add(name)
+    alike = sorted(sorted(own) for own in spellings.values() if len(own) > 1)
+    if alike:
+        yield (
+            f"{kind} that differ only in case, white space or code points: {sum(map(len, alike)):,}, such as"
+            f" {alike[0][0]!r} and {alike[0][1]!r}; each counts as one of its own, so write one name where it"
+            " is one."
+        )

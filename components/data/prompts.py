@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from components.config import DataConfig, PromptsConfig
 from components.data.data_report import PromptSummary
-from components.data.lengths import TOO_LONG, drop_long
-from components.data.records import DataError, Prompt
+from components.data.records import TOO_LONG, DataError, Prompt, drop_long, prompts_frame
 from components.data.same_text import same_text
 from components.data.sources import load_prompts
-from components.data.tables import prompts_frame
 from components.seeding import generator
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def server_prompts(
         seed: of the recipe.
 
     Returns:
-        rows of PROMPT_COLUMNS, and by split a summary of the prompts that do not come unchanged from
+        the prompts, and by split a summary of the prompts that do not come unchanged from
         the source of the pairs.
     """
     import pandas as pd

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -33,9 +33,14 @@ EXPECTED = {
     "model_type": "an object",
 }
 """What a column must be, by the type of pydantic's error."""
-MESSAGES = re.compile(r"\s*(?:\[\s*)?\{\s*(['\"])(?:role|content)\1\s*:")
-"""The beginning of messages, or of one, that are written as text."""
-KEY = re.compile(r"['\"](role|content)['\"]\s*:")
+KEY = re.compile(r"['\"](role|content|from|value)\\*['\"]+\s*:")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
+SPEAKERS = {*ROLES, "human", "gpt", "chatgpt", "model", "bot", "chatbot", "ai"}
+"""Roles of messages in small letters, by which an object is known to be one; not all of them are read."""
+HOLDERS = ("messages", "conversations", "conversation")
+"""Keys of an object that holds messages."""
+JSON = json.JSONDecoder()
+GAP = re.compile(r"[\s,]*")
 
 
 class RawRow(BaseModel):
@@ -178,21 +183,50 @@ def _whole_characters(text: str) -> str:
 
 
 def messages_in(text: str) -> list[Any] | None:
-    """The messages that a text holds as JSON, as tables without lists write them; None for other texts.
+    """The messages that a text is as JSON, as tables without lists write them; None for other texts.
+
+    They may be a list, an object that holds one, or objects one after another, such as JSON lines; whether
+    they can be trained on is not checked. A text that goes on after the JSON is none, such as a question
+    about it.
 
     Raises:
-        ValueError: it holds messages in another notation, as the rest of a sentence.
+        ValueError: it is messages in another notation, as the rest of a sentence.
     """
-    if not MESSAGES.match(text) or not {"role", "content"} <= set(KEY.findall(text)):
-        return None
-    try:
-        held = json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError(
-            "holds messages as text in another notation than JSON, such as Python's: write them as lists, or"
-            " with json.dumps"
-        ) from None
-    return held if isinstance(held, list) else [held]
+    whole = text.removeprefix("\ufeff").strip()
+    values: list[Any] = []
+    end = 0
+    while end < len(whole):
+        if not whole.startswith(("[", "{", "(", '"'), end):
+            return None
+        try:
+            value, end = JSON.raw_decode(whole, end)
+        except RecursionError:
+            return None
+        except ValueError as error:
+            is_cut = getattr(error, "msg", "").startswith("Unterminated string")
+            is_whole = is_cut or whole.endswith(("]", "}", ")"))
+            if is_whole and whole[end] != '"' and _is_message(KEY.findall(whole, end)):
+                raise ValueError(
+                    "holds messages as text in another notation than JSON, such as Python's: write them as"
+                    " lists, or with json.dumps"
+                ) from None
+            return None
+        values.append(value)
+        end = cast("re.Match[str]", GAP.match(whole, end)).end()
+    held: Any = values[0] if len(values) == 1 else values
+    if isinstance(held, dict):
+        held = next((held[key] for key in HOLDERS if key in held), [held])
+    if isinstance(held, str):  # encoded twice
+        return messages_in(held)
+    first = held
+    while isinstance(first, list) and first:
+        first = first[0]
+    is_known = isinstance(first, dict) and str(first.get("role", "user")).casefold() in SPEAKERS
+    return held if isinstance(held, list) and is_known and _is_message(first) else None
+
+
+def _is_message(keys: Iterable[str]) -> bool:
+    return {"role", "content"} <= {*keys} or {"from", "value"} <= {*keys}
 
 
 def _no_messages(text: str) -> str:
@@ -224,7 +258,10 @@ def if_null(value: Any) -> BeforeValidator:
     return BeforeValidator(lambda raw: value if raw is None else raw)
 
 
-NeededText = Annotated[str, AfterValidator(_whole_characters), AfterValidator(_no_messages)]
+AnyText = Annotated[str, AfterValidator(_whole_characters)]
+"""Text that must not be null, also where it is messages as JSON."""
+
+NeededText = Annotated[AnyText, AfterValidator(_no_messages)]
 """Text that must not be null."""
 
 Text = Annotated[NeededText, if_null("")]

@@ -10,16 +10,28 @@ from __future__ import annotations
 
 import csv
 import glob
+import gzip
 import json
 import re
+import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from components.data.bounded import BATCH, MAX_LINE, lines, list_text, reading, require_regular, table_rows
 from components.data.records import DataError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH = 256
+"""Rows of a table that are unpacked at once."""
+TO_DO = "it is damaged, incomplete or of another kind; write or copy it again"
+
+Row = dict[str, Any]
+"""A raw row: values of any JSON type by column."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
 OBJECTS_EXPECTED = "expected a JSON object with named columns"
 SPLIT_NAMES = {
@@ -33,12 +45,8 @@ SAVED = ("state.json", "dataset_info.json")
 SAVED_SPLITS = "dataset_dict.json"
 """File of a folder that `datasets.DatasetDict.save_to_disk` wrote."""
 METADATA = (*SAVED, SAVED_SPLITS, "dataset_infos.json")
-MAX_FOLDERS = 1000
-"""That are searched for files of rows."""
 _SHARD_PATTERN = "-[0-9][0-9][0-9][0-9][0-9]-of-*"
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
-Row = dict[str, Any]
-"""A raw row: values of any JSON type by column."""
 T = TypeVar("T")
 
 
@@ -71,10 +79,7 @@ def read_file(path: Path, limit: int | None = None) -> list[Row]:
     rows = list(islice(chain.from_iterable(map(_read_one, files)), limit))
     if not rows:
         raise DataError(f"{path}: the {'folder' if path.is_dir() else 'file'} holds no rows")
-    try:
-        return [normalize_line_ends(row) for row in rows]
-    except RecursionError:
-        raise DataError(f"{path}: a value of a row is nested too deeply: write it as text") from None
+    return [normalize_line_ends(row) for row in rows]
 
 
 def is_saved(path: Path) -> bool:
@@ -184,11 +189,6 @@ def from_hub_file(name: str, file: str, revision: str | None = None) -> RawRows:
     return RawRows(read_file(Path(path)), where)
 
 
-def parse_failure(error: Exception) -> str:
-    """Why Python cannot parse well-formed JSON: its nesting is too deep, or a number too long."""
-    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error).partition(";")[0]
-
-
 def _hub_error(name: str, error: Exception) -> DataError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(
@@ -213,15 +213,12 @@ def _all_row_files(folder: Path) -> list[Path]:
     """Files with rows in a folder and in the folders below it, sorted."""
     files: list[Path] = []
     below = [folder]
-    count = 0
+    seen: set[Path] = set()  # links may lead back to a folder above
     while below:
         place = below.pop()
-        count += 1
-        if count > MAX_FOLDERS:
-            raise DataError(
-                f"{folder}: expected a folder of rows, but more than {MAX_FOLDERS:,} folders are in it: give"
-                " the folder or the file of the rows alone"
-            )
+        if place.resolve() in seen:
+            continue
+        seen.add(place.resolve())
         with reading(folder, "a folder of rows"):
             files += _row_files(place)
             inner = [path for path in _entries(place) if path.is_dir() and path.name[0] not in "._"]
@@ -246,22 +243,18 @@ def _refuse_unclear(folder: Path, files: Sequence[Path]) -> None:
                 f" {above.relative_to(folder)}, and either could be all rows: put all files into one folder,"
                 " or give one as data.path"
             )
-    splits = {_split_of(file.relative_to(folder)): file for file in files}
+    splits: dict[str, Path] = {}
+    for file in files:
+        path = file.relative_to(folder)
+        parts = (_stem(path), *path.parts[:-1])
+        named = (split for part in parts for split, names in SPLIT_NAMES.items() if part in names)
+        splits[next(named, "")] = file  # that its file or a folder names; empty if none
     if len(splits) > 1 and any(file.parent != folder for file in files):
         one, other = (file.relative_to(folder) for file in list(splits.values())[:2])
         raise DataError(
             f"{folder}: {one} and {other} are of several splits, but one table of rows is expected here:"
             " name files or folders by split at the first level, or give one split as data.path"
         )
-
-
-def _split_of(path: Path) -> str:
-    """The split that a relative path names by its file or a folder; empty if none."""
-    for part in (_stem(path), *path.parts[:-1]):
-        for split, names in SPLIT_NAMES.items():
-            if part in names:
-                return split
-    return ""
 
 
 def _stem(path: Path) -> str:
@@ -310,8 +303,6 @@ def _files(path: Path) -> list[Path]:
             saved = "; of a saved data set, give the folder" if path.suffix == ".arrow" else ""
             raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}{saved}")
         return [path]
-    if path.exists():
-        require_regular(path)
     files = sorted(path.parent.glob(path.name)) if _SHARD_PATTERN in path.name else []
     if not files:
         raise DataError(f"{path}: there is no such file (data.path)")
@@ -357,30 +348,23 @@ def _whole(files: list[Path]) -> list[Path]:
     return files
 
 
-def _read_one(file: Path) -> Iterable[Row]:
+def _read_one(file: Path) -> Iterator[Row]:
     if file.is_dir():
-        return _saved(file)
-    if file.name.endswith(".parquet"):
-        return _parquet(file)
-    return _csv(file) if file.name.endswith((".csv", ".csv.gz")) else _json(file)
+        import datasets
 
+        with reading(file, "a data set that save_to_disk wrote"):
+            saved = datasets.Dataset.load_from_disk(str(file)).with_format("arrow")
+            yield from table_rows(saved.iter(BATCH))
+    elif file.name.endswith(".parquet"):
+        import pyarrow.parquet
 
-def _json(path: Path) -> Iterable[Row]:
-    rows = _json_list(path) if path.name.endswith((".json", ".json.gz")) else None
-    return _json_lines(path) if rows is None else rows
-
-
-def _json_list(path: Path) -> list[Row] | None:
-    """The rows of a file of one list of objects; None for others, since JSON lines may be .json."""
-    text = list_text(path)
-    if text is None:
-        return None
-    rows = _parse(text, path, 0, "expected a list of objects")
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: {OBJECTS_EXPECTED}, but this is {str(row)[:60]!r}")
-    checked: list[Row] = rows
-    return checked
+        with reading(file, "a parquet file"):
+            yield from table_rows(pyarrow.parquet.ParquetFile(file).iter_batches(BATCH))
+    elif file.name.endswith((".csv", ".csv.gz")):
+        yield from _csv(file)
+    else:
+        rows = _json_list(file) if file.name.endswith((".json", ".json.gz")) else None
+        yield from _json_lines(file) if rows is None else rows
 
 
 def _json_lines(path: Path) -> Iterator[Row]:
@@ -391,8 +375,22 @@ def _json_lines(path: Path) -> Iterator[Row]:
         yield row
 
 
+def _json_list(path: Path) -> list[Row] | None:
+    """The rows of a file of one list of objects; None for others, since JSON lines may be .json."""
+    with _open_text(path) as file:
+        text = file.read().lstrip()
+    if not text.startswith("["):
+        return None
+    rows = _parse(text, path, 0, "expected a list of objects")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, row {number}: {OBJECTS_EXPECTED}, but this is {str(row)[:60]!r}")
+    checked: list[Row] = rows
+    return checked
+
+
 def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(MAX_LINE)
+    csv.field_size_limit(sys.maxsize)
     reader = csv.reader((line for _, line in lines(path, newline="", blank=True)), strict=True)
     try:
         names = next(reader, [])
@@ -414,7 +412,7 @@ def _csv(path: Path) -> Iterator[Row]:
         raise DataError(f"{path}, line {reader.line_num}: this is not valid csv ({error})") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Any]]) -> Row:
     """An object of JSON, whose names must differ: of two values, readers would take one."""
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -433,22 +431,71 @@ def _parse(text: str, path: Path, line: int, expected: str) -> Any:
         raise DataError(
             f"{path}, line {line or error.lineno}: this is not valid JSON ({error.msg}{column}); {expected}"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         where = f"{path}, line {line}" if line else str(path)
-        raise DataError(f"{where}: this JSON cannot be read ({parse_failure(error)}); {expected}") from None
+        raise DataError(f"{where}: this JSON cannot be read ({error}); {expected}") from None
 
 
-def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow.parquet
+def lines(path: Path, newline: str | None = None, blank: bool = False) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, gzipped or not, with their numbers.
 
-    require_regular(path)
-    with reading(path, "a parquet file"):
-        yield from table_rows(path, pyarrow.parquet.ParquetFile(path).iter_batches(BATCH))
+    Args:
+        path: of the file.
+        newline: see open.
+        blank: whether blank lines are among them.
+    """
+    with _open_text(path, newline) as file:
+        for number, line in enumerate(file, 1):
+            if blank or not line.isspace():
+                yield number, line
 
 
-def _saved(folder: Path) -> Iterator[Row]:
-    import datasets
+def table_rows(batches: Iterator[pa.RecordBatch | pa.Table]) -> Iterator[Row]:
+    """The rows of a table of several batches.
 
-    with reading(folder, "a data set that save_to_disk wrote"):
-        saved = datasets.Dataset.load_from_disk(str(folder)).with_format("arrow")
-        yield from table_rows(folder, saved.iter(BATCH))
+    Raises:
+        ArrowInvalid: values lie outside of the table.
+    """
+    for batch in batches:
+        batch.validate(full=True)  # or wrong offsets of a damaged file end the process
+        yield from batch.to_pylist()
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Report what a reader raises about a file or folder by its name.
+
+    Args:
+        path: of the file or folder.
+        kind: what it is read as.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except PermissionError as error:
+        raise DataError(f"{path}: this cannot be read ({error.strerror}): see its permissions") from None
+    except Exception as error:  # pyarrow and datasets raise any kind on damaged bytes
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DataError(f"{path}: this cannot be read as {kind} ({reason.rstrip('.')}): {TO_DO}") from None
+
+
+@contextmanager
+def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
+    packing = "gzipped " if path.suffix == ".gz" else ""
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)
+            if packing
+            else path.open(encoding="utf-8-sig", newline=newline) as file
+        ):
+            yield file
+    except PermissionError as error:
+        raise DataError(f"{path}: this cannot be read ({error.strerror}): see its permissions") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path}: the file cannot be read as {packing}UTF-8 text ({error}): {TO_DO}"
+        ) from None

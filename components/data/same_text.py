@@ -6,17 +6,26 @@ import unicodedata
 
 from components.config.name_checks import is_hidden
 
-VARIATION_SELECTORS = range(0xFE00, 0xFE10)
+VARIATION_SELECTORS = (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 """Marks that choose among the glyphs of a character, such as a symbol in color."""
+TAGS = range(0xE0020, 0xE0080)
+"""Marks that spell which flag a symbol is."""
+RAISED = ("<super>", "<sub>", "<fraction>")
+"""Decompositions after which a text has another meaning: x\u00b2 is not x2."""
+EDGE = "\ue000"
+"""A character for private use, written around what such a character decomposes into."""
 
 
-class _Visible(dict[int, int | None]):
-    """Code points for str.translate: None for those that nobody sees, but for white space."""
+class _Visible(dict[int, int | str | None]):
+    """For str.translate: None for code points that nobody sees, but for white space; EDGE around others."""
 
-    def __missing__(self, code: int) -> int | None:
+    def __missing__(self, code: int) -> int | str | None:
         character = chr(code)
         hidden = (is_hidden(character) and not character.isspace()) or code in VARIATION_SELECTORS
-        return self.setdefault(code, None if hidden else code)
+        value: int | str | None = None if hidden and code not in TAGS else code
+        if unicodedata.decomposition(character).startswith(RAISED):
+            value = f"{EDGE}{character}{EDGE}"
+        return self.setdefault(code, value)
 
 
 _VISIBLE = _Visible()
@@ -26,11 +35,11 @@ def same_text(text: str) -> str:
     """A key that is equal for texts that differ only in case, white space and code points.
 
     It is Unicode's caseless compatibility form (NFKC, full case folding, NFKC again; Unicode 3.13, D146),
-    without characters that nobody sees and with single spaces. Its version is versions.SAME_TEXT.
+    without characters that nobody sees and with single spaces. Raised and lowered characters and fractions
+    stay apart from others. Its version is versions.SAME_TEXT.
     """
-    if text.isascii():
-        text = text.casefold()
-    else:
-        folded = unicodedata.normalize("NFKC", text.translate(_VISIBLE)).casefold()
+    text = text.translate(_VISIBLE).casefold()
+    if not text.isascii():
+        folded = unicodedata.normalize("NFKC", text).casefold()
         text = unicodedata.normalize("NFKC", folded)
     return " ".join(text.split())

@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -83,7 +83,14 @@ def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[P
     Returns:
         the pairs, and the number of thoughts that gave none, by reason.
     """
-    trees = _unique_trees(trees_at(path, key), path)
+    trees: dict[str, Tree] = {}
+    for tree in trees_at(path, key):
+        known = trees.setdefault(tree.id, tree)  # concurrent runs may have grown the same tree twice
+        if (known.key, known.question) != (tree.key, tree.question):
+            raise DataError(
+                f"{path}: question {tree.id} has two trees, grown with different settings or texts: keep"
+                " those of one, or each in a folder of its own"
+            )
     groups = _question_groups(trees)
     pairs: list[Pair] = []
     dropped: Counter[str] = Counter()
@@ -97,19 +104,6 @@ def thought_pairs(path: Path, key: str, min_margin: float = 0.0) -> tuple[list[P
         reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.items()) or "there are none"
         raise DataError(f"{path}: none of the {len(trees)} trees gives a pair ({reasons})")
     return pairs, dict(dropped)
-
-
-def _unique_trees(trees: Iterable[Tree], path: Path) -> dict[str, Tree]:
-    """Trees by the id of their question; concurrent runs may have grown the same tree twice."""
-    unique: dict[str, Tree] = {}
-    for tree in trees:
-        known = unique.setdefault(tree.id, tree)
-        if (known.key, known.question) != (tree.key, tree.question):
-            raise DataError(
-                f"{path}: question {tree.id} has two trees, grown with different settings or texts: keep"
-                " those of one, or each in a folder of its own"
-            )
-    return unique
 
 
 def _question_groups(trees: Mapping[str, Tree]) -> dict[str, str]:
@@ -169,7 +163,10 @@ def tree_pairs(tree: Tree, template: Template, min_margin: float = 0.0) -> tuple
         chosen = by_number[number]
         previous = numbered([by_number[n].thought for n in tree.path[:place]])
         prompt = template.render(question=tree.question, thoughts=previous)
-        for sibling in _siblings(tree, chosen):
+        step = (chosen.parent, chosen.depth)
+        for sibling in (node for node in tree.nodes if (node.parent, node.depth) == step):
+            if sibling.number == chosen.number:
+                continue
             margin = _margin(chosen, sibling, min_margin)
             if isinstance(margin, str):
                 dropped[margin] += 1
@@ -187,12 +184,6 @@ def tree_pairs(tree: Tree, template: Template, min_margin: float = 0.0) -> tuple
                 )
             )
     return pairs, +dropped
-
-
-def _siblings(tree: Tree, chosen: Node) -> Iterator[Node]:
-    for node in tree.nodes:
-        if node.parent == chosen.parent and node.depth == chosen.depth and node.number != chosen.number:
-            yield node
 
 
 def _margin(chosen: Node, sibling: Node, min_margin: float) -> float | str:
@@ -219,23 +210,21 @@ def read_trees(path: Path) -> list[Tree]:
         return []
     data = path.read_bytes()
     lines = data[: data.rfind(b"\n") + 1].splitlines()
-    return [_parse_tree(line, path, number) for number, line in enumerate(lines, 1)]
-
-
-def _parse_tree(line: bytes, path: Path, number: int) -> Tree:
-    try:
-        tree = _TREE.validate_json(line)
-        check_name(tree.set)
-        numbers = [node.number for node in tree.nodes]
-        if len(set(numbers)) < len(numbers) or not set(tree.path) <= set(numbers):
-            raise ValueError("the numbers of its nodes are not unique, or its path has another one")
-        return tree
-    except ValueError as error:
-        reason = error.errors()[-1]["msg"] if isinstance(error, ValidationError) else error
-        raise DataError(
-            f"{path}, line {number}: this is not a tree of thoughts ({reason}): delete the line, and its"
-            " question is asked again"
-        ) from None
+    trees: list[Tree] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            tree = _TREE.validate_json(line)
+            numbers = [node.number for node in tree.nodes]
+            if len(set(numbers)) < len(numbers) or not set(tree.path) <= set(numbers):
+                raise ValueError("the numbers of its nodes are not unique, or its path has another one")
+            trees.append(replace(tree, set=check_name(tree.set)))
+        except ValueError as error:
+            reason = error.errors()[-1]["msg"] if isinstance(error, ValidationError) else error
+            raise DataError(
+                f"{path}, line {number}: this is not a tree of thoughts ({reason}): delete the line, and its"
+                " question is asked again"
+            ) from None
+    return trees
 
 
 def trees_at(path: Path, key: str) -> list[Tree]:

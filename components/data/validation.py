@@ -13,70 +13,90 @@ side or a column was filled by sorting, or because concise answers are what is p
 warning if it is not within 2% and 98%. The second must be: it is extreme if the same answer wins again
 and again, a label column that is constant. Neither detects labels that are all reversed: that is tested
 for each source.
+
+To import Great Expectations takes seconds, so import this module where the data are validated.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from components.data.data_report import ExpectationOutcome, ValidationSummary
-from components.data.records import DataError
+import great_expectations as gx
+import pandas as pd
+from great_expectations.core import ExpectationValidationResult
+from great_expectations.data_context.types import base as configuration
+from great_expectations.expectations.expectation import Expectation
+from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+from great_expectations.render.view.view import DefaultJinjaPageView
+from jinja2 import pass_context
+
+from components.data.data_report import ExpectationOutcome, Limits, ValidationSummary
+from components.data.records import SPLITS, UNSEEN, DataError
 from components.data.same_text import same_text
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from great_expectations.core import ExpectationValidationResult
-    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+gxe: Any = import_module("great_expectations.expectations")  # exports its classes only implicitly
 
+BALANCE = {"min_value": 0.02, "max_value": 0.98}
+MIN_BALANCE_PAIRS = 50
 SHOWN_ROWS = 5
 SHOWN_CHARACTERS = 80
 SHOWN_COLUMNS = ("pair_id", "prompt_id", "client_id", "split", "group", "prompt", "chosen", "rejected")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the data must meet."""
+class ExpectationsFailed(DataError):
+    """Data do not meet their expectations. The text quotes rows; the outcomes do not."""
 
-    clients: Sequence[str]  # ids, sorted; each has pairs
-    max_characters: int  # of a prompt or completion
-    one_client_groups: bool  # as the partitions dirichlet, iid and margin promise
-    max_equal: float = 0.0  # share of the pairs whose two completions may be the same text
+    def __init__(self, text: str, outcomes: Sequence[ExpectationOutcome] = ()) -> None:
+        super().__init__(text)
+        self.outcomes = tuple(outcomes)
 
 
 def validate(tables: Mapping[str, pd.DataFrame], limits: Limits, docs: Path | None) -> ValidationSummary:
-    """Check the tables of a prepared folder, by the names of their files: pairs, judge and prompts.
+    """Check the tables of a prepared folder: pairs, judge and prompts, and unseen if there are any.
 
     The Data Docs are written first, to the folder `docs` (entry: index.html), unless it is None.
 
     Raises:
-        DataError: the expectations that fail, the number of rows of each, five of the rows, and the
-            path of the Data Docs.
+        ExpectationsFailed: the expectations that fail, the number of rows of each, five of the rows, and
+            the path of the Data Docs.
     """
-    from components.data import expectations  # imports Great Expectations
-
     frames = _frames(tables, limits)
-    suites = [expectations.pair_suite(frames["pairs"], set(tables["judge"]["client_id"]), limits)]
+    suites = []
+    if limits.clients or len(frames["pairs"]):  # a server may have neither clients' pairs nor a judge's
+        suites.append(pair_suite(frames["pairs"], set(tables["judge"]["client_id"]), limits))
     if len(tables["prompts"]):
-        suites.append(expectations.prompt_suite(limits))
-    results = [
-        (_outcome(suite, result), result) for suite, result in expectations.run_suites(suites, frames, docs)
-    ]
+        expectations = [
+            *_text("prompt", limits.max_characters),
+            _in_set("split", "the split is known", ("align", "test")),
+            gxe.ExpectColumnValuesToBeUnique(description="the prompt_id is unique", column="prompt_id"),
+            _in_set("prompt_in_one_split", "no prompt in two splits", [True]),
+        ]
+        suites.append(gx.ExpectationSuite("prompts", expectations=expectations))
+    results: list[tuple[ExpectationOutcome, ExpectationValidationResult]] = []
+    for suite, result in run_suites(suites, frames, docs):
+        config = _config(result)
+        outcome = ExpectationOutcome(
+            suite=suite,
+            expectation=config.description,
+            type=config.type,
+            column=config.kwargs.get("column"),
+            rows=result.result.get("unexpected_count") or 0,
+            success=bool(result.success),
+        )
+        results.append((outcome, result))
     unmet = [(outcome, result) for outcome, result in results if not outcome.success]
-    errors = [
-        (outcome, result)
-        for outcome, result in unmet
-        if _config(result).severity != "warning" or _error_message(result)
-    ]
+    errors = [one for one in unmet if _config(one[1]).severity != "warning" or _error_message(one[1])]
     if errors:
         lines = [f"the data do not meet {len(errors)} of {len(results)} expectations, so nothing is trained:"]
         for outcome, result in errors:
             lines += _sentences(outcome, result, frames[outcome.suite])
         lines += [f"Data Docs: {docs / 'index.html'}"] if docs else []
-        raise DataError("\n".join(lines))
+        raise ExpectationsFailed("\n".join(lines), [outcome for outcome, _ in results])
     return ValidationSummary(
         success=True,
         expectations=[outcome for outcome, _ in results],
@@ -97,9 +117,8 @@ def label_free_first(chosen: str, rejected: str) -> bool:
 
 def _frames(tables: Mapping[str, pd.DataFrame], limits: Limits) -> dict[str, pd.DataFrame]:
     """The tables by suite, with a column for each check that compares several values."""
-    import pandas as pd
-
-    pairs = pd.concat([tables["pairs"], tables["judge"]], ignore_index=True)
+    owned = [tables[name] for name in ("pairs", UNSEEN, "judge") if name in tables]
+    pairs = pd.concat(owned, ignore_index=True)
     pairs["group_in_one_split"] = pairs.groupby("group")["split"].transform("nunique") <= 1
     # A group of a client may also be the judge's.
     federated = pairs["client_id"].where(pairs["client_id"].isin(limits.clients))
@@ -120,16 +139,95 @@ def _frames(tables: Mapping[str, pd.DataFrame], limits: Limits) -> dict[str, pd.
     return frames
 
 
-def _outcome(suite: str, result: ExpectationValidationResult) -> ExpectationOutcome:
-    config = _config(result)
-    return ExpectationOutcome(
-        suite=suite,
-        expectation=config.description,
-        type=config.type,
-        column=config.kwargs.get("column"),
-        rows=result.result.get("unexpected_count") or 0,
-        success=bool(result.success),
+def pair_suite(pairs: pd.DataFrame, judges: Collection[str], limits: Limits) -> gx.ExpectationSuite:
+    """The suite 'pairs'; a label balance is expected where enough pairs determine it."""
+    expectations: list[Expectation] = [
+        gxe.ExpectTableRowCountToBeBetween(description="there are pairs", min_value=1)
+    ]
+    for column in ("prompt", "chosen", "rejected"):
+        expectations += _text(column, limits.max_characters)
+    equal = "chosen differs from rejected (data.max_equal)"
+    known = sorted({*limits.clients, *judges})
+    expectations += [
+        _in_set("chosen_differs", equal, [True], mostly=1 - limits.max_equal),
+        gxe.ExpectColumnValuesToNotBeNull(description="every pair has a client", column="client_id"),
+        _in_set("client_id", "the client is known", known),
+        _in_set("split", "the split is known", SPLITS),
+        gxe.ExpectColumnValuesToBeUnique(description="the pair_id is unique", column="pair_id"),
+        _in_set("prompt_in_one_split", "no prompt in two splits", [True]),
+        _in_set("group_in_one_split", "no group in two splits", [True]),
+        gxe.ExpectColumnDistinctValuesToContainSet(
+            description="every client has a pair", column="client_id", value_set=list(limits.clients)
+        ),
+    ]
+    if limits.one_client_groups:
+        expectations.append(_in_set("group_in_one_client", "no group in two clients", [True]))
+    for column, order, severity in (
+        ("chosen_is_longer", "is the longer completion", "warning"),
+        ("chosen_is_first", "comes first in a label-free order", "critical"),
+    ):
+        if limits.label_balance and pairs[column].count() >= MIN_BALANCE_PAIRS:
+            options = {"description": f"label balance: chosen {order}", "severity": severity, **BALANCE}
+            expectations.append(gxe.ExpectColumnMeanToBeBetween(column=column, **options))
+    return gx.ExpectationSuite("pairs", expectations=expectations)
+
+
+def run_suites(
+    suites: Iterable[gx.ExpectationSuite], frames: Mapping[str, pd.DataFrame], docs: Path | None
+) -> list[tuple[str, ExpectationValidationResult]]:
+    """Check each suite on the table of its name; write the Data Docs to `docs` unless None.
+
+    Returns:
+        the name of the suite and the result, for each expectation.
+    """
+    sites: dict[str, dict[str, object]] = {}
+    if docs is not None:
+        store = {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(docs.resolve())}
+        sites["docs"] = {
+            "class_name": "SiteBuilder",
+            "store_backend": store,
+            "site_section_builders": {
+                section: {"view": {"module_name": __name__, "class_name": EscapingView.__name__}}
+                for section in ("expectations", "validations")
+            },
+            "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
+        }
+    context = gx.get_context(
+        mode="ephemeral",
+        project_config=configuration.DataContextConfig(
+            store_backend_defaults=configuration.InMemoryStoreBackendDefaults(),
+            data_docs_sites=sites,
+            progress_bars=configuration.ProgressBarsConfig(globally=False),
+            analytics_enabled=False,
+        ),
     )
+    results: list[tuple[str, ExpectationValidationResult]] = []
+    for suite in suites:
+        source = context.data_sources.add_pandas(f"prepared {suite.name}")
+        batch = source.add_dataframe_asset(suite.name).add_batch_definition_whole_dataframe("all")
+        definition = gx.ValidationDefinition(name=suite.name, data=batch, suite=context.suites.add(suite))
+        parameters = {"dataframe": frames[suite.name]}
+        validation = definition.run(batch_parameters=parameters, result_format="COMPLETE")
+        results += [(suite.name, result) for result in validation.results]
+    if docs is not None:
+        context.build_data_docs()
+    return results
+
+
+def _text(column: str, max_characters: int) -> list[Expectation]:
+    longest = f"{column} has at most {max_characters} characters"
+    return [
+        gxe.ExpectColumnValuesToNotBeNull(description=f"{column} is there", column=column),
+        gxe.ExpectColumnValuesToMatchRegex(description=f"{column} is not empty", column=column, regex=r"\S"),
+        gxe.ExpectColumnValueLengthsToBeBetween(description=longest, column=column, max_value=max_characters),
+    ]
+
+
+def _in_set(column: str, description: str, values: Collection[object], mostly: float = 1.0) -> Expectation:
+    expectation: Expectation = gxe.ExpectColumnValuesToBeInSet(
+        description=description, column=column, value_set=list(values), mostly=mostly
+    )
+    return expectation
 
 
 def _config(result: ExpectationValidationResult) -> ExpectationConfiguration:
@@ -174,9 +272,23 @@ def _sentences(
     hidden = set() if "group" in str(outcome.column) else {"group"}
     columns = [name for name in SHOWN_COLUMNS if name in frame and name not in hidden]
     for index in (rows or list(frame.index))[:SHOWN_ROWS]:
-        yield "    " + "; ".join(f"{name}: {_short(frame.at[index, name])}" for name in columns)
+        shown = []
+        for name in columns:
+            text = " ".join(str(frame.at[index, name]).split())
+            cut = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+            shown.append(f"{name}: {cut!r}")
+        yield "    " + "; ".join(shown)
 
 
-def _short(value: object) -> str:
-    text = " ".join(str(value).split())
-    return repr(text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…")
+class EscapingView(DefaultJinjaPageView):
+    """Data Docs in which values of rows are text, also where Great Expectations takes them for HTML."""
+
+    @pass_context
+    def render_content_block(
+        self, jinja_context: Any, content_block: Any, *arguments: Any, **options: Any
+    ) -> Any:
+        if isinstance(content_block, str):
+            return escape(content_block, quote=False)
+        if isinstance(content_block, list):
+            content_block = [escape(part) if isinstance(part, str) else part for part in content_block]
+        return super().render_content_block(jinja_context, content_block, *arguments, **options)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-from components.federation.outcome import Positions
+from components.federation.outcome import PairCounts
 from components.learning.pair_scores import PairFigures
 from components.results import AccuracyReport, AccuracySummary
 from components.seeding import generator
 
 
-def accuracy_report(figures: Mapping[str, PairFigures]) -> AccuracyReport:
+def accuracy_report(
+    figures: Mapping[str, PairFigures], missing: Mapping[str, str] = MappingProxyType({})
+) -> AccuracyReport:
     """Share of held-out pairs on which the models' majority agrees with their owner, see PairFigures.
 
-    Each client counts once in `mean`. The preference accuracy of FedPDPO section 5 is by 'summed' or
-    'per_token' log-likelihood (the paper does not say which): log pi of the chosen completion less that
-    of the rejected one.
-
-    Args:
-        figures: of each client, by name; each has at least one pair.
+    The figures are by client, of which each has at least one pair, and counts once in `mean`. The preference
+    accuracy of FedPDPO section 5 is by 'summed' or 'per_token' log-likelihood (the paper does not say which):
+    log pi of the chosen completion less that of the rejected one. `missing` has the reasons of clients that
+    were asked and gave no figures.
     """
     figures = dict(sorted(figures.items()))
     metrics = next(iter(figures.values())).by_metric
@@ -45,7 +46,8 @@ def accuracy_report(figures: Mapping[str, PairFigures]) -> AccuracyReport:
             metric: _summarize((name, own.by_metric[metric] / own.pairs) for name, own in figures.items())
             for metric in metrics
         },
-        assigned=accuracy_report(assigned) if assigned else None,
+        assigned=accuracy_report(assigned, missing) if assigned else None,
+        missing=dict(missing),
     )
 
 
@@ -55,49 +57,25 @@ def _summarize(shares: Iterable[tuple[str, float]]) -> AccuracySummary:
     return AccuracySummary(mean=float(np.mean(values)), worst=min(values), best=max(values), clients=clients)
 
 
-def sample_evenly(counts: Mapping[str, int], limit: int | None, seed: int) -> Positions:
-    """A seeded sample of the clients' pairs, with equally many of each client.
+def count_evenly(counts: Mapping[str, int], limit: int | None, seed: int) -> PairCounts:
+    """How many pairs each client measures, so that clients contribute equally many; None for all its pairs.
 
-    A client with fewer pairs contributes all of them.
-
-    Args:
-        counts: number of pairs of each client.
-        limit: maximum number of pairs; None takes all.
-
-    Returns:
-        by client with pairs, the positions of its pairs in the sample; None for all.
+    A client with fewer pairs contributes all of them; a seeded order says who contributes one more. There are
+    at most `limit` pairs, and None takes all.
     """
-    owners = _owners(counts)
-    if limit is None or limit >= len(owners):
-        return {client: None for client, count in sorted(counts.items()) if count}
-    drawn: Counter[str] = Counter()
-    turns: list[tuple[int, str, int]] = []
-    for n in generator(seed, "accuracy pairs").permutation(len(owners)):
-        client, position = owners[n]
-        turns.append((drawn[client], client, position))
-        drawn[client] += 1
-    return _by_client((client, position) for _, client, position in sorted(turns)[:limit])
+    left = {client: count for client, count in sorted(counts.items()) if count}
+    if limit is None or limit >= sum(left.values()):
+        return dict.fromkeys(left)
+    clients = list(left)
+    order = [clients[n] for n in generator(seed, "accuracy pairs").permutation(len(clients))]
+    turns = sorted((turn, place) for place, name in enumerate(order) for turn in range(left[name]))
+    return Counter(order[place] for _, place in turns[:limit])
 
 
-def sample_pairs(counts: Mapping[str, int], limit: int, seed: int) -> Positions:
-    """A seeded sample of the clients' pairs; each pair is drawn with the same probability.
-
-    Arguments and returned value as of `sample_evenly`.
-    """
-    owners = _owners(counts)
-    if limit >= len(owners):
-        return {client: None for client, count in sorted(counts.items()) if count}
-    chosen = generator(seed, "preference pairs").choice(len(owners), limit, replace=False)
-    return _by_client(owners[n] for n in chosen)
-
-
-def _owners(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The client of each pair, and the pair's position among the client's, by the clients' names."""
-    return [(client, position) for client, count in sorted(counts.items()) for position in range(count)]
-
-
-def _by_client(pairs: Iterable[tuple[str, int]]) -> Positions:
-    positions: dict[str, list[int]] = {}
-    for client, position in sorted(pairs):
-        positions.setdefault(client, []).append(position)
-    return positions
+def count_uniformly(counts: Mapping[str, int], limit: int, seed: int) -> PairCounts:
+    """As `count_evenly`, but each pair is drawn with the same probability."""
+    left = {client: count for client, count in sorted(counts.items()) if count}
+    if limit >= sum(left.values()):
+        return dict.fromkeys(left)
+    drawn = generator(seed, "preference pairs").multivariate_hypergeometric(list(left.values()), limit)
+    return {client: int(count) for client, count in zip(left, drawn, strict=True) if count}

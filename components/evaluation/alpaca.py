@@ -21,7 +21,7 @@ from components.config import AlpacaEvalConfig
 from components.data.records import DataError
 from components.environment import preserve_root_log_level
 from components.evaluation.alpaca_inputs import INSTRUCTIONS, ModelOutput, find_annotator, is_alpaca_eval
-from components.evaluation.length_control import fit_length_controlled_rate
+from components.evaluation.length_control import fit_length_controlled_rate, style_differences
 from components.results import AlpacaEvalFigures
 
 
@@ -46,22 +46,11 @@ def annotate(
     cache: Path,
     seed: int,
 ) -> list[Annotation]:
-    """Let the annotator compare outputs with the reference's.
+    """Let the annotator compare outputs with the reference's for the same instructions, row by row.
 
-    The package chooses at random, by instruction, which of the two outputs the annotator sees
-    first.
-
-    Args:
-        config: names the annotator.
-        reference_outputs, outputs: for the same instructions, row by row.
-        cache: JSON file of earlier annotations; pairs in it are not annotated again.
-        seed: determines the package's order of the two outputs.
-
-    Returns:
-        annotations in the order of `outputs`; output 1 is the reference's.
-
-    Raises:
-        DataError: the annotator failed.
+    The package chooses at random, by instruction and the seed, which of the two outputs the annotator sees
+    first. Pairs of the cache, a JSON file of earlier annotations, are not annotated again. The annotations
+    are in the order of `outputs`, and output 1 is the reference's.
     """
     if [row.instruction for row in reference_outputs] != [row.instruction for row in outputs]:
         raise ValueError("reference outputs and outputs must be for the same instructions, row by row")
@@ -103,16 +92,11 @@ def _load_annotator(folder: Path, cache: Path, seed: int) -> Any:
 
 
 def compute_figures(
-    annotations: Sequence[Annotation], resamples: int = 2000, seed: int = 0
+    annotations: Sequence[Annotation], resamples: int = 2000, seed: int = 0, style_control: bool = False
 ) -> AlpacaEvalFigures:
-    """Compute AlpacaEval's figures, by the functions of its package, and the win rate at equal length.
+    """AlpacaEval's figures, by the functions of its package, and the win rate at equal length.
 
-    Args:
-        annotations: rows of the package.
-        resamples, seed: of the bootstrap interval of the rate at equal length.
-
-    Raises:
-        DataError: no row has a preference.
+    With style_control there is also the rate at equal length and style.
     """
     rows = _rows_with_preference(annotations)
     if not rows:
@@ -123,13 +107,20 @@ def compute_figures(
     with preserve_root_log_level():
         from alpaca_eval.metrics import get_winrate
     figures = get_winrate(rows)
-    equal_length = fit_length_controlled_rate(
-        [(row["preference"] or 1.5) - 1 for row in rows],
-        [len(row["output_2"]) for row in rows],
-        [len(row["output_1"]) for row in rows],
-        resamples,
-        seed,
-    )
+    labels = [(row["preference"] or 1.5) - 1 for row in rows]
+    ours = [row["output_2"] for row in rows]
+    theirs = [row["output_1"] for row in rows]
+    data = labels, [len(text) for text in ours], [len(text) for text in theirs], resamples, seed
+    equal_length = fit_length_controlled_rate(*data)
+    further: dict[str, Any] = {}
+    if style_control:
+        equal_style = fit_length_controlled_rate(*data, style=style_differences(ours, theirs))
+        further = {
+            "equal_style_win_rate": 100 * equal_style.rate,
+            "equal_style_low": 100 * equal_style.low,
+            "equal_style_high": 100 * equal_style.high,
+            "style_effects": {"length": equal_style.effect} | equal_style.style_effects,
+        }
     lengths = [len(row["output_2"]) for row in annotations]
     return AlpacaEvalFigures(
         **{name: np.asarray(value).item() for name, value in figures.items()},
@@ -138,21 +129,18 @@ def compute_figures(
         equal_length_win_rate=100 * equal_length.rate,
         equal_length_low=100 * equal_length.low,
         equal_length_high=100 * equal_length.high,
+        **further,
     )
 
 
 def package_length_controlled_rate(
     annotations: Sequence[Annotation], instructions: Sequence[str], calibration: Path
 ) -> float:
-    """Compute AlpacaEval's length-controlled win rate by the model length_controlled_v1.
+    """AlpacaEval's length-controlled win rate (percent) by the model length_controlled_v1.
 
-    Args:
-        annotations: rows of the package, for all or some of AlpacaEval's instructions.
-        instructions: AlpacaEval's own list in its order, as in the outputs of gpt4_1106_preview.
-        calibration: the file df_gamed.csv; check_alpaca_eval checks both.
-
-    Returns:
-        the rate in percent.
+    The annotations are for all or some of AlpacaEval's instructions, which are its own list in its order, as
+    in the outputs of gpt4_1106_preview. The calibration is the file df_gamed.csv;
+    check_alpaca_eval checks both.
     """
     from unittest.mock import patch
 

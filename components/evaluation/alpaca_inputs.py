@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from components.config import AlpacaEvalConfig, NameOrFolder, PromptsConfig, TemplateFile, unknown_name
-from components.data.raw import NeededText, RawRow, Text
+from components.data.raw import AnyText, RawRow, Text
 from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.data.templates import user_message
@@ -36,18 +34,6 @@ CALIBRATION_COLUMNS = (
 )
 """Columns of df_gamed.csv that get_length_controlled_winrate of alpaca-eval 0.6.6 reads."""
 
-KEYS = {
-    "openai_completions": ("OPENAI_API_KEY", "OPENAI_API_KEYS", "OPENAI_CLIENT_CONFIG_PATH"),
-    "anthropic_completions": ("ANTHROPIC_API_KEY",),
-    "google_completions": ("GOOGLE_API_KEY",),
-    "cohere_completions": ("COHERE_API_KEY",),
-    "jina_chat_completions": ("JINA_CHAT_API_KEY",),
-    "huggingface_api_completions": ("HUGGINGFACEHUB_API_TOKEN",),
-}
-"""Environment variables with a key, by the completion function that reads them (alpaca-eval 0.6.6).
-
-One of a function's variables suffices."""
-
 GET_CALIBRATION = "get df_gamed.csv from the hub's data set tatsu-lab/alpaca_eval"
 
 
@@ -55,9 +41,9 @@ class ModelOutput(RawRow):
     """An output in AlpacaEval's schema."""
 
     dataset: Text = ""  # source of the prompt
-    instruction: NeededText
-    output: NeededText
-    generator: NeededText  # name of the model
+    instruction: AnyText
+    output: AnyText
+    generator: AnyText  # name of the model
 
 
 def annotator_instructions(
@@ -66,20 +52,11 @@ def annotator_instructions(
     source: PromptsConfig | None = None,
     config: AlpacaEvalConfig | None = None,
 ) -> list[str]:
-    """Build the instruction that the annotator sees for each prompt, which is a user's message.
+    """The instruction that the annotator sees for each held-out prompt: a user's message by the template.
 
     AlpacaEval's own instructions (from the prompt source `alpaca_eval`, or answered by the
     reference) stay unchanged with every template, since its outputs and its length control are
-    looked up by them.
-
-    Args:
-        prompts: held-out prompts.
-        template: the policy's template, see components.data.templates.user_message.
-        source: source of the prompts; None if they are held out from the run's own data.
-        config: names the reference outputs; None stands for none.
-
-    Raises:
-        DataError: the reference outputs cannot be read.
+    looked up by them. The source is None if the prompts are held out from the run's own data.
     """
     if source is not None and source.source == "alpaca_eval":
         return list(prompts)
@@ -100,11 +77,7 @@ def model_outputs(
 
 
 def read_outputs(path: Path) -> list[ModelOutput]:
-    """Read a model's outputs in AlpacaEval's schema, whose texts stay as they are: lengths count.
-
-    Raises:
-        DataError: the file is missing or holds no rows, or a row lacks a text; names the row.
-    """
+    """Read a model's outputs in AlpacaEval's schema, whose texts stay as they are: lengths count."""
     where = f"{path} (evaluation.alpaca_eval.reference_outputs)"
     expected = f"expected a JSON list of objects with {', '.join(ModelOutput.model_fields)}."
     try:
@@ -132,20 +105,10 @@ def is_alpaca_eval(instructions: Sequence[str]) -> bool:
 def find_baseline(
     config: AlpacaEvalConfig, prompts: Sequence[str], instructions: Sequence[str]
 ) -> list[ModelOutput] | None:
-    """Find the reference's output for each prompt, by its instruction or by the prompt itself.
+    """The reference's output under each prompt's instruction (`annotator_instructions`); None without one.
 
-    White space around them does not count: five of AlpacaEval's own 805 instructions have some.
-
-    Args:
-        config: names the reference outputs.
-        prompts: held-out prompts.
-        instructions: the instruction of each prompt, see annotator_instructions.
-
-    Returns:
-        an output under each of the instructions; None without a reference.
-
-    Raises:
-        DataError: the reference has not answered some prompts; states their number and shows one.
+    It is found by the instruction, or by the prompt itself. White space around them does not count: five of
+    AlpacaEval's own 805 instructions have some. A prompt that has no output is a DataError.
     """
     if config.reference_outputs is None:
         return None
@@ -168,13 +131,9 @@ def find_baseline(
 
 
 def check_alpaca_eval(config: AlpacaEvalConfig) -> None:
-    """Refuse a configuration that would fail at the end of a run.
+    """Refuse a configuration that would fail at the end of a run: package, annotator, outputs, calibration.
 
     The check contacts neither the hub nor an annotator.
-
-    Raises:
-        DataError: the package is not installed, or the annotator, its key, the reference outputs or
-            the calibration file are missing or damaged.
     """
     _check_annotator(config.annotators_config)
     answered = answered_instructions(config)
@@ -191,13 +150,7 @@ def check_alpaca_eval(config: AlpacaEvalConfig) -> None:
 
 
 def find_annotator(annotator: NameOrFolder) -> Path:
-    """Find the folder of an annotator.
-
-    It is a local folder with configs.yaml, or one of the package's own.
-
-    Raises:
-        DataError: there is no such annotator, or the package is not installed.
-    """
+    """The folder of an annotator: a local one with configs.yaml, or one of the package's own."""
     package = find_spec("alpaca_eval")
     if package is None or not package.submodule_search_locations:
         raise DataError(
@@ -214,10 +167,19 @@ def find_annotator(annotator: NameOrFolder) -> Path:
 
 
 def _check_annotator(name: NameOrFolder) -> None:
-    """Check the prompt templates of an annotator, and the key of the service that it uses."""
+    """Check the prompt templates of an annotator, of which a run keeps a copy that cannot be changed."""
     folder = find_annotator(name)
     path = folder / "configs.yaml"
-    for annotator, settings in _read_annotators(path).items():
+    try:
+        annotators = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        annotators = None
+    if not isinstance(annotators, dict) or not all(isinstance(value, dict) for value in annotators.values()):
+        raise DataError(
+            f"{path} is not an annotators config: expected a mapping of annotators to their settings"
+            " (prompt_template, fn_completions, ...)."
+        )
+    for annotator, settings in annotators.items():
         template = folder.parent / str(settings.get("prompt_template"))
         if not template.is_file():
             raise DataError(
@@ -230,26 +192,6 @@ def _check_annotator(name: NameOrFolder) -> None:
                 f"{path}: prompt_template of '{annotator}' is {template}, outside of the annotator's folder,"
                 " of which a run keeps a copy: put the file into the folder."
             )
-        keys = KEYS.get(settings.get("fn_completions", "openai_completions"), ())
-        has_own_client = "client_config_path" in (settings.get("completions_kwargs") or {})
-        if keys and not has_own_client and not any(map(os.environ.get, keys)):
-            raise DataError(
-                f"evaluation.alpaca_eval.annotators_config '{name.name}' uses a remote service, but no key"
-                f" is in the environment: set {' or '.join(keys)} (never in a recipe)."
-            )
-
-
-def _read_annotators(path: Path) -> dict[str, dict[str, Any]]:
-    try:
-        annotators = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        annotators = None
-    if not isinstance(annotators, dict) or not all(isinstance(value, dict) for value in annotators.values()):
-        raise DataError(
-            f"{path} is not an annotators config: expected a mapping of annotators to their settings"
-            " (prompt_template, fn_completions, ...)."
-        )
-    return annotators
 
 
 def _check_calibration(path: Path) -> None:
@@ -265,9 +207,8 @@ def _check_calibration(path: Path) -> None:
     missing = [name for name in CALIBRATION_COLUMNS if name not in table]
     if missing:
         raise DataError(f"{where} has no column {', '.join(missing)}: {GET_CALIBRATION}.")
-    absent = set(range(INSTRUCTIONS)) - set(table["index"])
-    if absent:
-        raise DataError(
-            f"{where} has no row for {len(absent)} of AlpacaEval's {INSTRUCTIONS} instructions (column"
-            f" index): {GET_CALIBRATION}."
+    if list(table["index"][:INSTRUCTIONS]) != list(range(INSTRUCTIONS)):
+        raise DataError(  # the package takes instruction_difficulty by the number of the row
+            f"{where} does not begin with a row for each of AlpacaEval's {INSTRUCTIONS} instructions in their"
+            f" order (column index): {GET_CALIBRATION}."
         )

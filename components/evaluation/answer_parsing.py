@@ -33,7 +33,7 @@ _NO_OPTION = re.compile(r"\s*(?:not|neither|either|both|none|unclear|unknown)\b"
 
 
 def parse_answer(text: str, options: Options) -> str | None:
-    """Parse the label of the option that an answer names.
+    """Parse the label of the option that an answer, any text, names; None if it names none, or more than one.
 
     1. The last statement decides: "Answer: B", "**Answer:** (B)", "the correct answer is B)", "the
        best option would be B", "\\boxed{B}", or an option's text in place of the label. A label is
@@ -50,13 +50,6 @@ def parse_answer(text: str, options: Options) -> str | None:
 
     Case matters for labels only; markdown, quotes and closing punctuation are ignored. The text of
     an option must be complete, and must belong to one option only.
-
-    Args:
-        text: any text; no text raises an error.
-        options: options of the question.
-
-    Returns:
-        the label; None if the answer names no option, or more than one.
     """
     text = _MARKUP.sub("", text)
     options = [(label, _MARKUP.sub("", option)) for label, option in options]
@@ -70,11 +63,6 @@ def parse_answer(text: str, options: Options) -> str | None:
         label = _stated_label(value, options)
         if label is not None or explicit:
             return label or None
-    return _label_without_statement(text, options)
-
-
-def _label_without_statement(text: str, options: Options) -> str | None:
-    """Apply rules 2 and 3 of parse_answer."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None

@@ -29,24 +29,17 @@ from components.data.trees import trees_at
 from components.evaluation.answer_parsing import parse_answer
 from components.evaluation.winrate import bootstrap_interval
 from components.federation.protocol import Generation
-from components.models.generation import Completion
 from components.models.policy import PolicyTexts
+from components.models.samples import Completion
 from components.results import QuestionFigures, QuestionResult
 from components.seeding import derive
 
 
 def tree_questions(data: DataConfig, grown: Path | None) -> dict[str, str]:
-    """Collect the questions that a run's trees of thoughts were grown for.
+    """The questions that a run's trees of thoughts were grown for, as they were shown, by name (set/id).
 
-    Args:
-        data: names the trees that were grown before the run (data.path or data.trees).
-        grown: folder of the trees that the run grew itself; None if it grew none.
-
-    Returns:
-        the questions as they were shown, by name (set/id).
-
-    Raises:
-        DataError: the trees cannot be read.
+    The trees were grown before the run (data.path or data.trees), or by the run itself: then `grown` is their
+    folder.
     """
     is_source = data.source == "thoughts"
     earlier = data.path if is_source else data.trees
@@ -60,21 +53,11 @@ def tree_questions(data: DataConfig, grown: Path | None) -> dict[str, str]:
 def load_evaluation_questions(
     sections: Sequence[QuestionsConfig], seed: int, with_trees: Mapping[str, str]
 ) -> dict[str, list[Question]]:
-    """Load the questions that policies are evaluated on.
+    """Load the questions that policies are evaluated on, by set; the seed draws the sample of a section.
 
-    Args:
-        sections: the question sets and parts of a recipe.
-        seed: determines the sample of a section with a count.
-        with_trees: questions that trees were grown for, see tree_questions. A question is one of
-            them if its name is equal, if its id is equal in another set of the same pool (such as
-            csqa and cose), or if its text is equal.
-
-    Returns:
-        questions by set.
-
-    Raises:
-        DataError: the questions cannot be read, there are none, one is listed twice, or a tree was
-            grown for one of them.
+    Refused (DataError) are parts that hold no question or share one, and questions that trees were grown for
+    (`tree_questions`): those with an equal name, with an equal id in another set of the same pool (such as
+    csqa and cose), or with an equal text.
     """
     questions_by_set: dict[str, list[Question]] = {}
     for n, section in enumerate(sections):
@@ -108,22 +91,18 @@ def _check_without_trees(
             trees[question.id] = tree
     if trees:
         question_id, tree = next(iter(trees.items()))
+        tree_set = tree.partition("/")[0]
+        remedy = (
+            f"give each of the sets {tree_set} and {question_set}, which share questions, a part of its own,"
+            " such as part: [0, 2] and [1, 2]"
+        )
+        if tree_set == question_set:
+            remedy = "another part of this one, such as part: [1, 2] if the trees are of [0, 2]"
         raise DataError(
             f"evaluation.questions: trees of thoughts were grown for {len(trees)} of the {len(questions)}"
             f" questions of set {question_set}, e.g. {question_set}/{question_id} (tree {tree}), so that"
-            " answers to them would not measure new questions: use another file, or"
-            f" {_remedy(tree, question_set)}"
+            f" answers to them would not measure new questions: use another file, or {remedy}"
         )
-
-
-def _remedy(tree: str, question_set: str) -> str:
-    tree_set = tree.partition("/")[0]
-    if tree_set == question_set:
-        return "another part of this one, such as part: [1, 2] if the trees are of [0, 2]"
-    return (
-        f"give each of the sets {tree_set} and {question_set}, which share questions, a part of its own,"
-        " such as part: [0, 2] and [1, 2]"
-    )
 
 
 class ParsedAnswer(TypedDict):
@@ -187,7 +166,7 @@ class QuestionPrompts:
                 question=render(question),
                 options=dict(question.options),
                 key=question.answer,
-                cut=self._texts.is_truncated(self.prompts[n]),
+                cut=self._texts.surplus(self.prompts[n]) > 0,
                 **_parse(answer, question),
                 samples=[_parse(sample, question) for sample in sampled],
             )
@@ -204,12 +183,7 @@ def _parse(completion: Completion, question: Question) -> ParsedAnswer:
 
 
 def answer_figures(rows: Sequence[AnsweredQuestion], resamples: int, seed: int) -> QuestionResult:
-    """Compute the accuracy and the success rate of a policy.
-
-    Args:
-        rows: answered questions; at least one.
-        resamples, seed: of the bootstrap intervals.
-    """
+    """The accuracy and the success rate of a policy by at least one answered question."""
     sets = {
         name: _figures([row for row in rows if row["set"] == name], resamples, derive(seed, name))
         for name in sorted({row["set"] for row in rows})

@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from components.data.records import answered_prompt
-from components.evaluation.length_control import fit_length_controlled_rate
+from components.evaluation.intervals import Estimate, by_unit, estimate_share
+from components.evaluation.judge_errors import correct_rate, judge_counts
+from components.evaluation.length_control import (
+    STYLE,
+    estimate_equal_length,
+    fit_length_controlled_rate,
+    style_differences,
+)
 from components.evaluation.winrate import Verdict, orders_agree, win_rate
 from components.results import ContestFigures, StoredResult, WinRate
 
@@ -32,23 +39,34 @@ class Contest(StoredResult):
     equal: list[bool]  # equal answers are not put to the judge; they are ties in both orders
     ours: list[int]  # lengths (characters)
     theirs: list[int]
+    # Differences of style by name, see length_control.py; empty without evaluation.style_control.
+    style: dict[str, list[int]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        counts = {name: len(values) for name, values in self if name != "schema_version"}
+        lists = {
+            name: values for name, values in self if name not in ("schema_version", "style")
+        } | self.style
+        counts = {name: len(values) for name, values in lists.items()}
         if len(set(counts.values())) > 1:
             raise ValueError(f"numbers of values differ: {counts}")
         return self
 
     @classmethod
     def pooled(cls, by_seed: Mapping[int, Contest]) -> Self:
-        """The verdicts of all seeds as one contest, in which every seed has prompts of its own."""
-        pooled: dict[str, list[Any]] = {name: [] for name in cls.model_fields if name != "schema_version"}
+        """The verdicts of all seeds as one contest, in which every seed has prompts of its own.
+
+        It has the differences of style that all seeds have.
+        """
+        names = [name for name in cls.model_fields if name not in ("schema_version", "style")]
+        pooled: dict[str, list[Any]] = {name: [] for name in names}
         for seed, contest in by_seed.items():
             own = dict(contest) | {"prompts": [f"{seed}/{answer}" for answer in contest.prompts]}
             for name, values in pooled.items():
                 values += own[name]
-        return cls(**pooled)
+        contests = list(by_seed.values())
+        style = {name: [n for one in contests for n in one.style[name]] for name in shared_style(contests)}
+        return cls(**pooled, style=style)
 
     @property
     def units(self) -> list[str]:
@@ -81,59 +99,170 @@ class Contest(StoredResult):
             "ours": self.ours,
             "theirs": self.theirs,
             "consistency": self.consistency,
+            **({"style": self.style} if self.style else {}),
         }
 
     def win_rate(self, resamples: int = 2000, seed: int = 0) -> WinRate:
         """The win rate by the verdicts of both orders."""
         return win_rate(self.verdicts, resamples, seed, self.units)
 
-    def figures(self, resamples: int = 2000, seed: int = 0) -> ContestFigures:
-        """All figures; resamples and seed are those of the bootstrap intervals."""
-        return self._figures(self.units, [0] * len(self.prompts), resamples, seed)
-
-    def _figures(
-        self, units: Sequence[str], seeds: Sequence[int], resamples: int, seed: int
+    def figures(
+        self, resamples: int = 2000, seed: int = 0, judge: Mapping[str, float] | None = None
     ) -> ContestFigures:
-        labels = {n: LABELS[verdict] for n, verdict in enumerate(self.verdicts) if verdict in LABELS}
-        controlled = fit_length_controlled_rate(
+        """All figures; by the judge's own, on its held-out pairs, the rate is corrected for its errors."""
+        units = self.units
+        labels = self.labels()
+        rows = (
             list(labels.values()),
             [self.ours[n] for n in labels],
             [self.theirs[n] for n in labels],
             resamples,
             seed,
             [units[n] for n in labels],
-            [seeds[n] for n in labels],
         )
+        controlled = fit_length_controlled_rate(*rows)
+        further = corrected_figures([self], [judge or {}])
+        if self.style:
+            style = {name: [values[n] for n in labels] for name, values in self.style.items()}
+            styled = fit_length_controlled_rate(*rows, style)
+            further |= {
+                "style_controlled": styled.rate,
+                "style_controlled_low": styled.low,
+                "style_controlled_high": styled.high,
+                "style_effects": {"length": styled.effect} | styled.style_effects,
+            }
         return ContestFigures(
-            **win_rate(self.verdicts, resamples, seed, units, seeds).model_dump(),
+            **win_rate(self.verdicts, resamples, seed, units).model_dump(),
             consistency=self.consistency,
             ties_half=controlled.uncontrolled,
             length_controlled=controlled.rate,
             length_controlled_low=controlled.low,
             length_controlled_high=controlled.high,
             length_effect=controlled.effect,
-            single_order=win_rate(self.original, resamples, seed, units, seeds),
+            single_order=win_rate(self.original, resamples, seed, units),
+            **further,
         )
 
+    def labels(self) -> dict[int, float]:
+        """By position, 1 for a win, 1/2 for a tie, 0 for a loss; unparsable verdicts have none."""
+        return {n: LABELS[verdict] for n, verdict in enumerate(self.verdicts) if verdict in LABELS}
 
-def pooled_figures(by_seed: Mapping[int, Contest], resamples: int = 2000, seed: int = 0) -> ContestFigures:
-    """The figures of the contests of several seeds together; intervals are over seeds and prompts."""
-    units = [unit for contest in by_seed.values() for unit in contest.units]
-    seeds = [own for own, contest in by_seed.items() for _ in contest.prompts]
-    return Contest.pooled(by_seed)._figures(units, seeds, resamples, seed)
+    def counts(
+        self, verdicts: Sequence[Verdict], others: Sequence[Verdict]
+    ) -> dict[str, tuple[float, float]]:
+        """By prompt, how many of some verdicts are wins, and how many are one of the others."""
+        values = [(float(one is Verdict.FIRST), float(one in others)) for one in verdicts]
+        return by_unit(self.units, values)
 
 
-def judge_contest(judge: Judge, pairs: Mapping[str, Comparison]) -> Contest:
-    """Put each pair of our answer and theirs, by the answer's id, to the judge in both orders."""
+NO_WINS = (Verdict.TIE, Verdict.SECOND)
+
+
+def pooled_figures(
+    by_seed: Mapping[int, Contest],
+    resamples: int = 2000,
+    seed: int = 0,
+    judges: Sequence[Mapping[str, float]] = (),
+) -> ContestFigures:
+    """The figures of the contests of several seeds together; intervals are over seeds and prompts.
+
+    The intervals of one seed are over its prompts, and concern its policies alone.
+
+    Args:
+        by_seed: the contests.
+        resamples, seed: of the bootstrap intervals.
+        judges: figures of the seeds' judges, see Contest.figures.
+    """
+    contests = list(by_seed.values())
+    if len(contests) < 2:
+        return contests[0].figures(resamples, seed, next(iter(judges), None))
+    figures = Contest.pooled(by_seed).figures(resamples, seed)
+    update = corrected_figures(contests, judges)
+    if (rate := estimate_share([one.counts(one.verdicts, NO_WINS) for one in contests])) is not None:
+        low, high = rate.interval()
+        update |= {"low": low, "high": high}
+    if (rate := estimate_share([one.counts(one.original, NO_WINS) for one in contests])) is not None:
+        low, high = rate.interval()
+        update["single_order"] = figures.single_order.model_copy(update={"low": low, "high": high})
+    if (equal := equal_length(contests)) is not None:
+        low, high = equal.interval()
+        update |= {"length_controlled_low": low, "length_controlled_high": high}
+    names = shared_style(contests)
+    if names and (equal := equal_length(contests, names)) is not None:
+        low, high = equal.interval()
+        update |= {"style_controlled_low": low, "style_controlled_high": high}
+    return figures.model_copy(update=update)
+
+
+def corrected_figures(contests: Sequence[Contest], judges: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The fields of ContestFigures on the rate without the judges' errors; none where it is not known.
+
+    Contests and the figures of their judges are by seed.
+    """
+    right, pairs = judge_counts(judges)
+    estimate = ties_half(contests) if pairs else None
+    rate = None if estimate is None else correct_rate(estimate, right, pairs)
+    if rate is None:
+        return {}
+    return dict(zip(("corrected", "corrected_low", "corrected_high"), rate, strict=True))
+
+
+def ties_half(contests: Sequence[Contest]) -> Estimate | None:
+    """The rate with a tie as half a win, over seeds and prompts, or over the prompts of a single seed.
+
+    None where fewer than two of them have a verdict.
+    """
+    seeds = []
+    for contest in contests:
+        units, labels = contest.units, contest.labels()
+        values = [(label, 1 - label) for label in labels.values()]
+        seeds.append(by_unit([units[n] for n in labels], values))
+    if len(seeds) == 1:
+        # The prompts of a seed vary as seeds do that have a prompt of their own each.
+        return estimate_share([{prompt: counts} for prompt, counts in seeds[0].items()])
+    return estimate_share(seeds)
+
+
+def shared_style(contests: Sequence[Contest]) -> list[str]:
+    """Names of the differences of style that all contests have."""
+    return [name for name in STYLE if contests and all(name in contest.style for contest in contests)]
+
+
+def equal_length(contests: Sequence[Contest], style: Sequence[str] = ()) -> Estimate | None:
+    """The rate at equal length over the contests of several seeds, with a tie as half a win.
+
+    The differences of style with these names are to be equal as well.
+    """
+    rows = [(number, n) for number, contest in enumerate(contests) for n in contest.labels()]
+    labels = [contest.labels() for contest in contests]
+    units = [contest.units for contest in contests]
+    return estimate_equal_length(
+        [labels[number][n] for number, n in rows],
+        [contests[number].ours[n] for number, n in rows],
+        [contests[number].theirs[n] for number, n in rows],
+        [units[number][n] for number, n in rows],
+        [number for number, _ in rows],
+        {name: [contests[number].style[name][n] for number, n in rows] for name in style},
+    )
+
+
+def judge_contest(judge: Judge, pairs: Mapping[str, Comparison], style_control: bool = False) -> Contest:
+    """Put each pair of our answer and theirs, by the answer's id, to the judge in both orders.
+
+    With style_control the contest has the pairs' differences of style.
+    """
     different = {name: pair for name, pair in pairs.items() if pair.first.strip() != pair.second.strip()}
     turned = [pair.swapped() for pair in different.values()]
     original = dict(zip(different, judge.compare(list(different.values())), strict=True))
     swapped = dict(zip(different, judge.compare(turned), strict=True))
+    ours = [pair.first for pair in pairs.values()]
+    theirs = [pair.second for pair in pairs.values()]
     return Contest(
         prompts=list(pairs),
         original=[original.get(name, Verdict.TIE) for name in pairs],
         swapped=[swapped.get(name, Verdict.TIE) for name in pairs],
         equal=[name not in different for name in pairs],
-        ours=[len(pair.first) for pair in pairs.values()],
-        theirs=[len(pair.second) for pair in pairs.values()],
+        ours=[len(text) for text in ours],
+        theirs=[len(text) for text in theirs],
+        style=style_differences(ours, theirs) if style_control else {},
     )

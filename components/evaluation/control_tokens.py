@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from components.config import BackboneConfig, Recipe
 from components.data.prepare import DataSet
-from components.data.records import TEXTS, DataError
+from components.data.records import TEXTS, UNSEEN, DataError
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.models.backbone import EMBEDDED, TINY, BackboneError, read_tokenizer
-from components.models.chat_template import rendered_turn
+from components.models.chat_template import ChatTemplate
+from components.models.generation import find_stop_ids, read_generation_settings
 from components.models.tokens import control_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = {"pairs": TEXTS, "judge": TEXTS, "prompts": ("prompt",)}
+COLUMNS = {"pairs": TEXTS, "judge": TEXTS, "prompts": ("prompt",), UNSEEN: TEXTS}
 """The texts of the tables of a data set, beside the references of the prompts."""
-IDS = {"pairs": "pair_id", "judge": "pair_id", "prompts": "prompt_id"}
+IDS = {"pairs": "pair_id", "judge": "pair_id", "prompts": "prompt_id", UNSEEN: "pair_id"}
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,9 @@ class ControlTokens:
         return re.compile("|".join(map(re.escape, sorted(self.models, key=len, reverse=True))) or r"(?!)")
 
     def escape(self, text: str) -> str:
-        """A text with a space after the first character of each control token, e.g. `< |im_end|>`.
+        """A text with a space after the first letter of each control token, e.g. `< |im_end|>`.
 
-        A token of one character is left out.
+        A token of one letter is left out.
         """
         while self.pattern.search(text):
             text = self.pattern.sub(lambda match: _split(match[0]), text)
@@ -58,7 +61,8 @@ class ControlTokens:
 
 
 def _split(token: str) -> str:
-    return f"{token[0]} {token[1:]}" if len(token) > 1 else ""
+    letters = token.strip()
+    return f"{letters[0]} {letters[1:]}" if len(letters) > 1 else ""
 
 
 def find_control_tokens(recipe: Recipe) -> ControlTokens:
@@ -68,15 +72,23 @@ def find_control_tokens(recipe: Recipe) -> ControlTokens:
     """
     models: dict[str, str] = {}
     turn = ""
-    for key, backbone in _backbones(recipe):
+    for key, backbone in reading_models(recipe):
         try:
             tokenizer = read_tokenizer(backbone)
         except BackboneError:
             continue
-        for token in sorted(control_tokens(tokenizer)):
+        stop_ids: list[int] = []
+        with suppress(OSError, ValueError):  # it cannot be loaded, as its load says
+            stop_ids = find_stop_ids(read_generation_settings(backbone), tokenizer)
+        tokens = control_tokens(tokenizer, stop_ids)
+        if tokenizer.chat_template:
+            arguments = recipe.policy.chat_template_kwargs if key == "policy" else {}
+            chat = ChatTemplate(tokenizer, arguments, date.min.isoformat())
+            tokens |= chat.written_tokens()
+            if key == "policy" and recipe.policy.chat != "none":
+                turn = chat.rendered_turn()
+        for token in sorted(tokens):
             models.setdefault(token, key)
-        if key == "policy" and recipe.policy.chat != "none" and tokenizer.chat_template:
-            turn = rendered_turn(tokenizer)
     return ControlTokens(models, turn)
 
 
@@ -86,7 +98,7 @@ def with_control_tokens(recipe: Recipe, data_set: DataSet) -> DataSet:
     Raises:
         DataError: there are some, and they are to be refused.
     """
-    backbones = {backbone.name for _, backbone in _backbones(recipe)}
+    backbones = {backbone.name for _, backbone in reading_models(recipe)}
     if backbones <= {EMBEDDED, TINY} and not any(_found(data_set, re.compile("<"))):
         return data_set  # their tokens begin so, and importing transformers takes seconds
     tokens = find_control_tokens(recipe)
@@ -97,8 +109,8 @@ def with_control_tokens(recipe: Recipe, data_set: DataSet) -> DataSet:
     sentence = _describe(found, tokens, data_set)
     if mode == "refuse":
         raise DataError(
-            f"{sentence}: remove them (of rendered rows, bring the messages), or set data.control_tokens to"
-            " 'escape', which writes them as ordinary text, or to 'keep'."
+            f"{sentence}: remove them (give rows that a chat template was applied to as messages), or set"
+            " data.control_tokens to 'escape', which writes them as ordinary text, or to 'keep'."
         )
     if mode == "escape":
         data_set = replace(data_set, tables=_mapped(data_set, tokens.escape))
@@ -110,7 +122,7 @@ def with_control_tokens(recipe: Recipe, data_set: DataSet) -> DataSet:
     )
 
 
-def _backbones(recipe: Recipe) -> Iterator[tuple[str, BackboneConfig]]:
+def reading_models(recipe: Recipe) -> Iterator[tuple[str, BackboneConfig]]:
     """The models whose tokenizers read texts of the data, with the keys of their sections."""
     yield "policy", recipe.policy.backbone
     if recipe.federation.options.trained_model == "selector":
@@ -127,8 +139,8 @@ def _backbones(recipe: Recipe) -> Iterator[tuple[str, BackboneConfig]]:
 
 def _rows(data_set: DataSet) -> Iterator[tuple[str, int, list[str]]]:
     """The table, the number and the texts of each row."""
-    for table, columns in COLUMNS.items():
-        frame = data_set.tables[table]
+    for table, frame in data_set.tables.items():
+        columns = COLUMNS[table]
         for row, texts in enumerate(zip(*(frame[column] for column in columns), strict=True)):
             references = frame["references"].iloc[row] if "references" in frame else ()
             yield table, row, [*texts, *references]
@@ -145,18 +157,17 @@ def _found(data_set: DataSet, pattern: re.Pattern[str]) -> Iterator[tuple[str, i
 def _mapped(data_set: DataSet, change: Callable[[str], str]) -> dict[str, pd.DataFrame]:
     """The tables with other texts; their ids, splits and owners stay."""
     tables = {
-        table: data_set.tables[table].assign(
-            **{column: data_set.tables[table][column].map(change) for column in columns}
-        )
-        for table, columns in COLUMNS.items()
+        table: frame.assign(**{column: frame[column].map(change) for column in COLUMNS[table]})
+        for table, frame in data_set.tables.items()
     }
-    references = [list(map(change, texts)) for texts in tables["prompts"]["references"]]
-    return {**data_set.tables, **tables, "prompts": tables["prompts"].assign(references=references)}
+    prompts = tables["prompts"]
+    references = prompts["references"].map(lambda texts: list(map(change, texts)))
+    return {**tables, "prompts": prompts.assign(references=references.astype(object))}
 
 
 def _describe(found: Sequence[tuple[str, int, str]], tokens: ControlTokens, data_set: DataSet) -> str:
     table, row, token = found[0]
-    total = sum(len(data_set.tables[name]) for name in COLUMNS)
+    total = sum(map(len, data_set.tables.values()))
     example = data_set.tables[table][IDS[table]].iloc[row]
     rendered = sum(any(tokens.turn in text for text in texts) for *_, texts in _rows(data_set))
     sentence = (

@@ -3,7 +3,7 @@
 The figures are those that are published for Auto-J (Li et al. 2023). A judge agrees with a human
 verdict if it gives that verdict in both orders of the responses, so that a position bias counts
 against it. The file formats are those of the Auto-J data set: pairs with human labels
-(components/data/sources/auto_j.py), and two files with the judge's outputs for the original and for the
+(components/data/sources/hub_pairs.py), and two files with the judge's outputs for the original and for the
 swapped order, one {"output": 0, 1 or 2} per line. In both files 0 stands for the response that was
 shown first.
 """
@@ -18,8 +18,7 @@ from typing import Annotated
 from components.data.raw import RawRow, one_of
 from components.data.records import DataError
 from components.data.rows import read_file
-from components.data.sources.auto_j import LabeledRow
-from components.evaluation.contests import Contest
+from components.data.sources.hub_pairs import LabeledRow
 from components.evaluation.judges.judge import Judge
 from components.evaluation.winrate import Verdict, bootstrap_interval, orders_agree
 from components.models.selector import Comparison
@@ -45,12 +44,12 @@ class Share(Result):
     high: float
 
     @classmethod
-    def of(cls, outcomes: Sequence[bool], resamples: int = 2000, seed: int = 0) -> Share:
+    def of(cls, outcomes: Sequence[bool]) -> Share:
         """The share of true outcomes."""
         rate = low = high = float("nan")
         if outcomes:
             rate = sum(outcomes) / len(outcomes)
-            low, high = bootstrap_interval(outcomes, resamples, seed)
+            low, high = bootstrap_interval(outcomes)
         return cls(count=sum(outcomes), total=len(outcomes), rate=rate, low=low, high=high)
 
     def __str__(self) -> str:
@@ -70,8 +69,7 @@ class JudgeReport(Reliability):
     """A judge compared with human verdicts, over all rows and by scenario."""
 
     scenarios: dict[str, Reliability]
-    unparsable_original: int
-    unparsable_swapped: int
+    unparsable: tuple[int, int]  # verdicts on the original and on the swapped order
 
     def __str__(self) -> str:
         lines = [
@@ -79,7 +77,7 @@ class JudgeReport(Reliability):
             f"  in the original order only  {self.agreement_original}",
             f"  in the swapped order only  {self.agreement_swapped}",
             f"position consistency  {self.consistency}",
-            f"unparsable  {self.unparsable_original} original, {self.unparsable_swapped} swapped",
+            "unparsable  {} original, {} swapped".format(*self.unparsable),
             "agreement, consistency by scenario",
         ]
         for name, figures in self.scenarios.items():
@@ -89,32 +87,39 @@ class JudgeReport(Reliability):
 
 
 def build_judge_report(
-    rows: Sequence[LabeledRow], contest: Contest, resamples: int = 2000, seed: int = 0
+    rows: Sequence[LabeledRow],
+    original: Sequence[Verdict],
+    swapped: Sequence[Verdict],
 ) -> JudgeReport:
-    """Compare a judge's verdicts on pairs with the human verdicts on them, row by row."""
+    """Compare a judge's verdicts on both orders of labeled pairs with the human verdicts, row by row.
+
+    Raises:
+        DataError: there is not one verdict for each pair in both orders.
+    """
+    if not len(rows) == len(original) == len(swapped):
+        raise DataError(
+            f"{len(rows)} labeled pairs need as many verdicts in both orders, but there are {len(original)}"
+            f" on the original order and {len(swapped)} on the swapped order"
+        )
+
+    def measure(numbers: Sequence[int]) -> Reliability:
+        first = [original[n] is VERDICTS[rows[n].label] for n in numbers]
+        second = [swapped[n].swapped() is VERDICTS[rows[n].label] for n in numbers]
+        agreements = orders_agree([original[n] for n in numbers], [swapped[n] for n in numbers])
+        return Reliability(
+            agreement=Share.of([all(both) for both in zip(first, second, strict=True)]),
+            agreement_original=Share.of(first),
+            agreement_swapped=Share.of(second),
+            consistency=Share.of(agreements),
+        )
+
     scenarios: dict[str, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         scenarios[row.scenario].append(number)
-
-    def measure(numbers: Sequence[int]) -> Reliability:
-        original = [contest.original[n] is VERDICTS[rows[n].label] for n in numbers]
-        swapped = [contest.swapped[n].swapped() is VERDICTS[rows[n].label] for n in numbers]
-        both = [first and second for first, second in zip(original, swapped, strict=True)]
-        agreements = orders_agree(
-            [contest.original[n] for n in numbers], [contest.swapped[n] for n in numbers]
-        )
-        return Reliability(
-            agreement=Share.of(both, resamples, seed),
-            agreement_original=Share.of(original, resamples, seed),
-            agreement_swapped=Share.of(swapped, resamples, seed),
-            consistency=Share.of(agreements, resamples, seed),
-        )
-
     return JudgeReport(
         **dict(measure(range(len(rows)))),
         scenarios={name: measure(numbers) for name, numbers in sorted(scenarios.items())},
-        unparsable_original=contest.original.count(Verdict.UNPARSABLE),
-        unparsable_swapped=contest.swapped.count(Verdict.UNPARSABLE),
+        unparsable=(original.count(Verdict.UNPARSABLE), swapped.count(Verdict.UNPARSABLE)),
     )
 
 
@@ -122,32 +127,7 @@ def measure_judge(judge: Judge, rows: Sequence[LabeledRow]) -> JudgeReport:
     """Put labeled pairs, equal responses too, to a judge in both orders, and report its reliability."""
     comparisons = [Comparison(row.prompt, row.first, row.second) for row in rows]
     original = judge.compare(comparisons)
-    swapped = judge.compare([comparison.swapped() for comparison in comparisons])
-    return build_judge_report(rows, stored_contest(rows, original, swapped))
-
-
-def stored_contest(
-    rows: Sequence[LabeledRow], original: Sequence[Verdict], swapped: Sequence[Verdict]
-) -> Contest:
-    """A judge's stored verdicts on both orders of labeled pairs, row by row.
-
-    Raises:
-        DataError: there is not one verdict for each pair in both orders.
-    """
-    if not len(rows) == len(original) == len(swapped):
-        raise DataError(
-            "a judge report needs a verdict in both orders for each labeled comparison, but there are"
-            f" {len(rows)} comparisons, {len(original)} verdicts on the original order and {len(swapped)} on"
-            " the swapped order"
-        )
-    return Contest(
-        prompts=[str(n) for n in range(len(rows))],
-        original=list(original),
-        swapped=list(swapped),
-        equal=[False] * len(rows),
-        ours=[len(row.first) for row in rows],
-        theirs=[len(row.second) for row in rows],
-    )
+    return build_judge_report(rows, original, judge.compare([one.swapped() for one in comparisons]))
 
 
 def read_pairs(path: Path) -> list[LabeledRow]:

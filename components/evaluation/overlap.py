@@ -8,14 +8,9 @@ KINDS = ("rouge1", "rouge2", "rougeLsum")
 
 
 def rouge(texts: Sequence[str], human_answers: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Compute the mean ROUGE F1; each text is scored against its best-matching answer.
+    """Mean F1 in [0, 1] by kind; each text is scored against its best-matching human answer.
 
-    Args:
-        texts: generated texts.
-        human_answers: those to the prompt of each generated text; rows without any are left out.
-
-    Returns:
-        mean F1 in [0, 1] by kind (rouge1, rouge2, rougeLsum); empty if no row has one.
+    Texts without an answer are left out; without any the result is empty.
     """
     from rouge_score.rouge_scorer import RougeScorer
 

@@ -12,19 +12,10 @@ Points = npt.NDArray[np.float64]
 
 
 def dominated(points: Points) -> npt.NDArray[np.bool_]:
-    """Mark the points that another point dominates.
+    """Mark those of N points [N, M] that another one dominates, [N].
 
     A point dominates another one if it is at least as good in every objective and better in one, so
     that equal points do not dominate each other.
-
-    Args:
-        points: [N, M], N points with the values of M objectives.
-
-    Returns:
-        mask [N].
-
-    Raises:
-        ValueError: the points are not a matrix of finite numbers.
     """
     points = _checked(points)
     as_good = np.all(points[None, :, :] >= points[:, None, :], axis=2)
@@ -34,16 +25,10 @@ def dominated(points: Points) -> npt.NDArray[np.bool_]:
 
 
 def hypervolume(points: Points, reference_point: Points) -> float:
-    """Compute the exact volume that is dominated by a front and lies above a reference point.
+    """The exact volume that N points [N, M] dominate above a reference point [M] of the worst that counts.
 
-    The volume is summed over slices along the last objective.
-
-    Args:
-        points: [N, M]; a point adds nothing if it lies below the reference point in an objective.
-        reference_point: [M], the worst value of each objective that counts.
-
-    Raises:
-        ValueError: shapes do not match, or a value is NaN or infinite.
+    It is summed over slices along the last objective. A point adds nothing if it lies below the reference
+    point in an objective.
     """
     points = _checked(points)
     reference_point = np.asarray(reference_point, dtype=np.float64)

@@ -37,15 +37,10 @@ def win_rate(
     resamples: int = 2000,
     seed: int = 0,
     prompts: Sequence[Hashable] | None = None,
-    seeds: Sequence[Hashable] | None = None,
 ) -> WinRate:
-    """Compute the win rate of response 1 with its 95% percentile-bootstrap interval.
+    """The win rate of response 1 with its 95% percentile-bootstrap interval.
 
-    Args:
-        verdicts: one for each answer.
-        resamples, seed: of the bootstrap.
-        prompts: prompt of each answer; those of a prompt are drawn together. None: each has its own.
-        seeds: seed of the run that gave each answer; seeds are drawn too, see draw_rows. None: one for all.
+    Verdicts on answers to the same prompt are drawn together; without prompts each answer has its own.
     """
     parsed = [n for n, verdict in enumerate(verdicts) if verdict is not Verdict.UNPARSABLE]
     wins = np.array([verdicts[n] is Verdict.FIRST for n in parsed], dtype=float)
@@ -53,10 +48,7 @@ def win_rate(
     if parsed:
         rate = float(wins.mean())
         units = unit_indices([prompts[n] if prompts is not None else n for n in parsed])
-        of_seeds = unit_indices([seeds[n] if seeds is not None else 0 for n in parsed])
-        if max(of_seeds):
-            low, high = seeds_interval(wins, units, of_seeds, resamples, seed)
-        elif len(set(units)) == len(units):
+        if len(set(units)) == len(units):
             low, high = bootstrap_interval(wins, resamples, seed)
         else:
             low, high = cluster_interval(wins, units, resamples, seed)
@@ -74,12 +66,7 @@ def win_rate(
 def bootstrap_interval(
     outcomes: Sequence[bool] | npt.NDArray[np.float64], resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """Compute the 95% percentile-bootstrap interval of a share.
-
-    Args:
-        outcomes: whether the property holds, row by row; at least one row.
-        resamples, seed: of the bootstrap.
-    """
+    """The 95% percentile-bootstrap interval of the share of at least one outcome that is true."""
     rows = len(outcomes)
     shares = generator(seed, "bootstrap").binomial(rows, np.mean(outcomes), size=resamples) / rows
     low, high = np.quantile(shares, [0.025, 0.975])
@@ -89,13 +76,7 @@ def bootstrap_interval(
 def cluster_interval(
     outcomes: npt.NDArray[np.float64], units: Sequence[int], resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
-    """The same over units of several rows, which are drawn together.
-
-    Args:
-        outcomes: [N], 1 where the property holds.
-        units: index of each row's unit, from 0.
-        resamples, seed: of the bootstrap.
-    """
+    """The same of outcomes [N] of 0 and 1, whose units, by index from 0, are drawn together."""
     rows = np.bincount(units).astype(float)
     held = np.bincount(units, weights=outcomes)
     count = len(rows)
@@ -106,51 +87,12 @@ def cluster_interval(
     return float(low), float(high)
 
 
-def seeds_interval(
-    outcomes: npt.NDArray[np.float64],
-    units: Sequence[int],
-    seeds: Sequence[int],
-    resamples: int = 2000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """The same over seeds and units, see draw_rows.
-
-    Args:
-        outcomes: [N], 1 where the property holds.
-        units, seeds: index of each row's unit and of its seed, from 0.
-        resamples, seed: of the bootstrap.
-    """
-    counts = draw_rows(np.array(units), np.array(seeds), resamples, generator(seed, "bootstrap", "seeds"))
-    counts = counts[counts.any(axis=1)]
-    low, high = np.quantile(counts @ outcomes / counts.sum(axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def draw_rows(
-    units: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64], size: int, numbers: np.random.Generator
+def draw_units(
+    units: npt.NDArray[np.int64], size: int, numbers: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """How often each of N rows is part of each resample, [size, N].
-
-    Seeds are drawn with replacement. Units that several seeds have are drawn once for all of them, as the
-    rows and columns of a table are; units of one seed each are drawn within each drawn seed. With few units
-    in common a resample may have no row.
-
-    Args:
-        units, seeds: index of each row's unit and of its seed, from 0 [N].
-    """
-    n_units, n_seeds = int(units.max()) + 1, int(seeds.max()) + 1
-    if n_seeds == 1:
-        return numbers.multinomial(n_units, np.full(n_units, 1 / n_units), size=size)[:, units]
-    drawn = numbers.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=size)
-    own = [np.unique(units[seeds == seed]) for seed in range(n_seeds)]
-    if sum(map(len, own)) > n_units:
-        chosen = numbers.multinomial(n_units, np.full(n_units, 1 / n_units), size=size)
-        return drawn[:, seeds] * chosen[:, units]
-    counts = np.empty((size, n_units), dtype=np.int64)
-    for seed, members in enumerate(own):
-        share = np.full(len(members), 1 / len(members))
-        counts[:, members] = numbers.multinomial(drawn[:, seed] * len(members), share)
-    return counts[:, units]
+    """How often each of N rows is part of each resample of units, by index from 0 [N]; [size, N]."""
+    count = int(units.max()) + 1
+    return numbers.multinomial(count, np.full(count, 1 / count), size=size)[:, units]
 
 
 def unit_indices(units: Sequence[Hashable]) -> list[int]:
@@ -162,12 +104,8 @@ def unit_indices(units: Sequence[Hashable]) -> list[int]:
 def orders_agree(original: Sequence[Verdict], swapped: Sequence[Verdict]) -> list[bool]:
     """Whether a judge's verdicts on both orders agree, for each pair that was parsed in both.
 
-    The mean is the judge's position consistency.
-
-    Args:
-        original: verdict on each pair with response 1 shown first.
-        swapped: with response 2 shown first, as the judge stated it; `Verdict.SECOND` is then a
-            verdict for response 1.
+    The mean is the judge's position consistency. A swapped verdict is as the judge stated it, so that
+    `Verdict.SECOND` is one for response 1.
     """
     return [
         first is second.swapped()

@@ -24,42 +24,14 @@ Matrix = npt.NDArray[np.float64]
 
 def weighted_sum(adapters: Iterable[tuple[Adapter, float]]) -> tuple[Adapter, float]:
     """The fp32 sum_m w_m a_m, and sum_m w_m, of (adapter, weight) pairs that are read one at a time."""
-    total, weight_sum = _accumulate(adapters, None)
-    if total is None:
-        raise AdapterError("there is no adapter to aggregate")
-    return total, weight_sum
-
-
-def weighted_average(adapters: Iterable[tuple[Adapter, float]]) -> Adapter:
-    """sum_m w_m a_m / sum_m w_m (FedAvg, McMahan et al. 2017)."""
-    total, weight_sum = weighted_sum(adapters)
-    if weight_sum == 0:
-        raise AdapterError("the weights of the adapters sum to zero")
-    return {name: tensor / weight_sum for name, tensor in total.items()}
-
-
-def residual_update(server: Adapter, members: Iterable[tuple[Adapter, float]]) -> Adapter:
-    """(1 - sum_m p_m) server + sum_m p_m a_m of (a_m, p_m) pairs (FedBiscuit eq. 6)."""
-    total, weight_sum = _accumulate(members, server)
-    if weight_sum > 1 + 1e-6:
-        raise AdapterError(f"the weights of the members sum to {weight_sum}, more than one")
-    if total is None:
-        return {name: tensor.float().clone() for name, tensor in server.items()}
-    return {name: total[name].add_(server[name].float(), alpha=1 - weight_sum) for name in total}
-
-
-def _accumulate(
-    adapters: Iterable[tuple[Adapter, float]], template: Adapter | None
-) -> tuple[Adapter | None, float]:
     total: Adapter | None = None
     weight_sum = 0.0
-    template = template and {name: tensor.float() for name, tensor in template.items()}
     for position, (adapter, weight) in enumerate(adapters):
         if not (math.isfinite(weight) and weight >= 0):
             raise AdapterError(f"adapter {position}: weight {weight} must be finite and not negative")
         adapter = {name: tensor.float() for name, tensor in adapter.items()}
         try:
-            check_adapter(adapter, template or total or adapter)
+            check_adapter(adapter, total or adapter)
         except AdapterError as error:
             raise AdapterError(f"adapter {position}: {error}") from None
         if total is None:
@@ -68,7 +40,28 @@ def _accumulate(
             for name, tensor in adapter.items():
                 total[name].add_(tensor, alpha=weight)
         weight_sum += weight
+    if total is None:
+        raise AdapterError("there is no adapter to aggregate")
     return total, weight_sum
+
+
+def weighted_average(adapters: Iterable[tuple[Adapter, float]]) -> Adapter:
+    """sum_m w_m a_m / sum_m w_m (FedAvg, McMahan et al. 2017)."""
+    return mean(*weighted_sum(adapters))
+
+
+def mean(total: Adapter, weight_sum: float) -> Adapter:
+    """The average, from sum_m w_m a_m and sum_m w_m."""
+    if weight_sum == 0:
+        raise AdapterError("the weights of the adapters sum to zero")
+    return {name: tensor / weight_sum for name, tensor in total.items()}
+
+
+def residual_update(total: Adapter, weight_sum: float, server: Adapter) -> Adapter:
+    """(1 - sum_m p_m) server + sum_m p_m a_m, from the two sums (FedBiscuit eq. 6)."""
+    if weight_sum > 1 + 1e-6:
+        raise AdapterError(f"the weights of the members sum to {weight_sum}, more than one")
+    return {name: tensor.add(server[name].float(), alpha=1 - weight_sum) for name, tensor in total.items()}
 
 
 def mixtures(adapters: Sequence[Mapping[str, torch.Tensor]], weights: Matrix) -> list[Adapter]:

@@ -13,7 +13,7 @@ import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic
 
 from components.config import UserError
 from components.federation.protocol import Job, M, ServerState
@@ -24,6 +24,17 @@ from components.results import Result, StepRecord
 
 class CommitError(UserError, RuntimeError):
     """Commits that do not belong to this run."""
+
+
+class OtherClientsError(CommitError):
+    """Commits of a federation of other clients; `change` says who joined and who left."""
+
+    def __init__(self, path: Path, change: str) -> None:
+        super().__init__(
+            f"{path} is of other clients: since it was written, {change}. A run keeps its clients, because"
+            " each has a share in all means: resume it with the data that it began with, or start a new run."
+        )
+        self.change = change
 
 
 class Commit(Result, Generic[M]):
@@ -37,9 +48,10 @@ class Commit(Result, Generic[M]):
 class Commits:
     """The commits of one federation."""
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
+    def __init__(self, folder: Path, fingerprint: str, clients: Sequence[str] = ()) -> None:
         self.folder = Path(folder)  # holds adapters/, updates/ and commits/
         self.fingerprint = fingerprint  # of everything that the rounds depend on; no other one is read
+        self.clients = list(clients)  # of the data; an error names those that commits do not have
         self.store = AdapterStore(self.folder / "adapters")
         # Round of the state, and all hashes that the commit names, by name of the commit's file.
         self._known: dict[str, tuple[int, set[str]]] = {}
@@ -93,6 +105,17 @@ class Commits:
             self._remove_adapters(_find_hashes(path) - needed)
             path.unlink()
 
+    def sweep(self, state: ServerState[Any]) -> None:
+        """Remove adapters that no commit and no update names: of jobs and steps that were killed.
+
+        They may be contributions of clients without noise. Those of the state stay.
+        """
+        named = {state.initial, *state.adapters.values()}
+        named |= set().union(*(hashes for _, hashes in self._named_adapters().values()))
+        for path in (self.folder / "updates").glob("*.json"):
+            named |= _find_hashes(path)
+        self._remove_adapters({path.stem for path in self.store.root.glob("*.safetensors")} - named)
+
     def _remove_adapters(self, hashes: Iterable[str]) -> None:
         for digest in sorted(hashes):
             self.store.path(digest).unlink(missing_ok=True)
@@ -116,19 +139,31 @@ class Commits:
     def _read(self, path: Path, memory_type: type[M]) -> Commit[M]:
         try:
             content = path.read_bytes()
-            fingerprint = json.loads(content)["fingerprint"]
+            commit = json.loads(content)
+            fingerprint = commit["fingerprint"]
+            committed = [client["name"] for client in commit["state"]["clients"]]
             if fingerprint == self.fingerprint:
                 return Commit[memory_type].model_validate_json(content)  # type: ignore[valid-type]
         except (ValueError, KeyError, TypeError):
             raise CommitError(
                 f"{path} is damaged: delete it, and those after it, to resume from the commit before."
             ) from None
+        if self.clients and (change := changed_clients(committed, self.clients)):
+            raise OtherClientsError(path, change)
         raise CommitError(
             f"{path} was written with another recipe, other data, another commit of a model of the hub, or"
             " another version of this project"
             f" (fingerprint {fingerprint}, this run has {self.fingerprint}): resume it with its own"
             " recipe, or start a new run."
         )
+
+
+def changed_clients(before: Iterable[str], now: Iterable[str]) -> str:
+    """Who joined and who left, in words; empty where the clients are the same."""
+    joined = sorted(set(now) - set(before))
+    left = sorted(set(before) - set(now))
+    parts = [f"{', '.join(names)} {verb}" for names, verb in ((joined, "joined"), (left, "left")) if names]
+    return " and ".join(parts)
 
 
 def _find_hashes(path: Path) -> set[str]:

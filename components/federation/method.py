@@ -2,219 +2,103 @@
 
     state   = method.start(federation, seed)
     while state.round < rounds:                            # rounds.py
-        jobs  = method.plan(state, server)                 # who works, on which adapters
-        state = method.aggregate(state, updates, server)   # immutable in, new state out
+        jobs    = method.plan(state, server)               # who works, on which adapters
+        weights = method.sums(state, jobs, config)         # of the sums that it needs; None: single updates
+        state   = method.aggregate(state, updates, server) # immutable in, new state out
     outcome = method.outcome(state)                        # what the rounds end with
+
+What the clients do is a value, method.local() (local.py), which their trainers read.
 
 A round may have several steps (score all clients, then train some): `aggregate` moves `state.phase`
 within a round, and `state.round` when the round is complete. Each step is committed. The functions
 are pure, up to the content-addressed store of adapters. The round loop validates updates and keeps
-the clients' job keys; `Server` samples clients, combines updates, and applies post-processors.
+the clients' job keys; `Server` (server.py) samples clients, combines updates, and applies post-processors.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
-import numpy as np
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from components.config import (
     DpoObjective,
     FederationConfig,
-    LocalObjective,
     PairPpoObjective,
     PdpoObjective,
-    PersonalModules,
     Recipe,
     RecipeError,
+    Section,
 )
-from components.config.federation import MethodOptions
-from components.federation import aggregation
-from components.federation.aggregators.aggregator import Aggregator, AnyAggregator, Contributions
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.postprocessing import Context, PostProcessor, origin_of, postprocessors_of
-from components.federation.protocol import (
-    Federation,
-    Job,
-    Memory,
-    RewardsJob,
-    ServerState,
-    TrainJob,
-    Update,
-    sent_adapters,
-)
-from components.federation.sampling import sample_clients
+from components.federation.aggregators import Aggregator, AnyAggregator, ParticipationMean, SumAggregator
+from components.federation.local import Local, SampledRewards
+from components.federation.protocol import Client, Federation, Job, Memory, ServerState, Update, sent_adapters
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
 from components.federation.weight_scale import running_scale, scale_warnings
-from components.models.store import AdapterHash, AdapterStore
-from components.results import OutcomeRecord
-from components.seeding import derive
+from components.models.store import AdapterHash
+from components.results import Outcome
 
 if TYPE_CHECKING:
-    from components.federation.personalization import StageLength
     from components.models.store import Adapter
 
-State = ServerState[Any]
-MIXED_TOGETHER = 16
-"""Clients whose mixtures are computed in one pass over the adapters, and held in memory."""
+FROM_INITIAL = (
+    "a round of local training on at most {pairs} own pairs, from the initial adapter: the server has no"
+    " shared one"
+)
+"""Note on the unseen clients of methods whose server has an adapter for each client, and no other one."""
 
 
-@dataclass
-class Server:
-    """What a step of the server uses; all combinations of updates are made here."""
+class Joining(NamedTuple):
+    """How clients get a model that took part in no round, see components/federation/unseen.py."""
 
-    config: FederationConfig
-    store: AdapterStore
-    updates: Sequence[Update] = ()  # the accepted updates of the step, in the order of the clients' names
-    processing: list[JsonValue] = field(default_factory=list)  # states of the post-processors
-    metrics: dict[str, float] = field(default_factory=dict)  # of the post-processors
-    postprocessors: tuple[PostProcessor, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.postprocessors = postprocessors_of(self.config)
-        self.processing = self.processing or [None] * len(self.postprocessors)
-
-    def sample(self, state: State) -> list[str]:
-        """The clients of a round."""
-        return sample_clients(state.federation.names, self.config.clients_per_round, state.seed, state.round)
-
-    def train_jobs(self, state: State, sent: Callable[[str], tuple[str, AdapterHash]]) -> list[TrainJob]:
-        """A training job for each sampled client, on the adapter that it is sent, with its name."""
-        jobs = []
-        for name in self.sample(state):
-            adapter_name, adapter = sent(name)
-            seed = derive(state.seed, "train", state.round, name)
-            key = state.memory.job_keys.get(name, "")
-            job = TrainJob(
-                client=name,
-                round=state.round,
-                seed=seed,
-                adapter_name=adapter_name,
-                adapter=adapter,
-                previous_job_key=key,
-            )
-            jobs.append(job)
-        return jobs
-
-    def contributions(self, state: State, members: Sequence[Update] | None = None) -> Contributions:
-        """The updates of some clients (None: of all) as an aggregator takes them."""
-        names = {update.client for update in (self.updates if members is None else members)}
-        updates = [update for update in self.updates if update.client in names]
-        weights = state.federation.weights
-        return Contributions(
-            self.store, updates, [weights[update.client] for update in updates], len(weights)
-        )
-
-    def combine(
-        self, state: State, adapter_name: str, aggregator: Aggregator, members: Sequence[Update] | None = None
-    ) -> tuple[AdapterHash, dict[str, float]]:
-        """The server's new adapter of a name, from the updates of some clients (None: of all).
-
-        Returns:
-            the adapter, and the metrics of the aggregator, server_step (how far the adapter moved)
-            and server_norm.
-        """
-        contributions = self.contributions(state, members)
-        before = self.store.get(state.adapters[adapter_name])
-        combined, metrics = aggregator.combine(before, contributions)
-        combined = self.process(state, combined, before, adapter_name, contributions.names)
-        return self.store.put(combined), metrics | aggregation.step_metrics(combined, before)
-
-    def mix(
-        self, state: State, weights: Mapping[str, Mapping[str, float]], previous: Mapping[str, AdapterHash]
-    ) -> tuple[dict[str, AdapterHash], dict[str, float]]:
-        """Store sum_i w_ki theta_i for each client k of the step.
-
-        Args:
-            state: before the step.
-            weights: w_ki by client k and client i.
-            previous: the adapter of each client before the step.
-
-        Returns:
-            the mixtures by client, and the distance of each from the client's previous adapter, as
-            the metric `<client>/server_step`.
-        """
-        sent = sent_adapters(self.updates)
-        trained = dict(zip(sent, self.store.open(sent.values()), strict=True))
-        names = list(weights)
-        adapters: dict[str, AdapterHash] = {}
-        metrics: dict[str, float] = {}
-        for start in range(0, len(names), MIXED_TOGETHER):
-            targets = names[start : start + MIXED_TOGETHER]
-            members = sorted(set().union(*(weights[name] for name in targets)))
-            rows = np.array([[weights[name].get(member, 0.0) for member in members] for name in targets])
-            sources = [trained[member] for member in members]
-            for name, mixture in zip(targets, aggregation.mixtures(sources, rows), strict=True):
-                before = self.store.get(previous[name])
-                combined = self.process(state, mixture, before, name, list(weights[name]))
-                adapters[name] = self.store.put(combined)
-                metrics[f"{name}/server_step"] = aggregation.distance(combined, before)
-        return adapters, metrics
-
-    def process(
-        self, state: State, combined: Adapter, before: Adapter, adapter_name: str, members: Sequence[str]
-    ) -> Adapter:
-        """Apply the post-processors to a combination of the updates of clients.
-
-        Args:
-            state: before the step.
-            combined: the combination.
-            before: the server's adapter before the step; tensors of other names start from 0.
-            adapter_name: name of what is combined.
-            members: names of the clients.
-        """
-        shares = state.federation.weights
-        context = Context(
-            round=state.round,
-            kind=state.phase,
-            adapter_name=adapter_name,
-            participants=tuple(members),
-            weight=sum(shares[name] for name in members),
-            seed=derive(state.seed, "postprocessing", state.step, adapter_name),
-            origin=origin_of(combined, before) if self.postprocessors else {},
-        )
-        kinds = [postprocessor.kind for postprocessor in self.postprocessors]
-        for place, postprocessor in reversed(list(enumerate(self.postprocessors))):
-            done = postprocessor.at_server(combined, context, self.processing[place])
-            combined = done.tensors
-            # As it is committed, so that a resumed run has the same.
-            self.processing[place] = json.loads(json.dumps(done.state))
-            name = postprocessor.kind + (f"-{place + 1}" if kinds.count(postprocessor.kind) > 1 else "")
-            self.metrics |= {f"{adapter_name}/{name}/{key}": value for key, value in done.metrics.items()}
-        return combined
+    after: int  # rounds after which the server has what it sends them
+    steps: int  # in which they use pairs of their own; 0 where they take what they are sent as it is
+    note: str  # in words, what their models are
 
 
-class Method(MethodOptions, ABC):
+class Method(Section, ABC):
     """A federated method; its fields are the options of a recipe.
 
     By default there is one adapter of the server, named after the trained model, on which the
     sampled clients train.
     """
 
-    trainer: ClassVar[str] = "policy"
-    outcome_kind: ClassVar[str] = "shared-policy"
+    trained_model: ClassVar[Literal["selector", "policy"]] = "policy"  # section of what clients train
+    also_read: ClassVar[tuple[Literal["policy"], ...]] = ()  # further sections of models that the rounds use
+    trainer: ClassVar[str] = "policy"  # the client half, a key of components.federation.clients.TRAINERS
     memory_type: ClassVar[type[Memory]] = Memory
-    first_phase: ClassVar[str] = "train"
-    # Whether the method itself uses single updates; its aggregator may need them in any case.
-    needs: ClassVar[Literal["sums", "updates"]] = "updates"
     diagnostics: ClassVar[tuple[str, ...]] = ()  # names in components/evaluation/diagnostics
-    # Whether the recipe's rewards score completions in the rounds; otherwise they score the clients'
-    # pairs before the first round.
-    scores_completions: ClassVar[bool] = False
-    # Files of the prepared data that the rounds depend on (components/data/records).
-    prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet",)
-    frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ()  # LoRA factors that are not trained
-    decays_rates: ClassVar[bool] = False  # whether federation.rate_decay can apply
-    # What it changes in the clients' local steps: a components.learning.local_step.LocalStep, which
-    # the trainer 'policy' and those derived from it apply.
-    local_step: ClassVar[str] = "components.learning.local_step:LocalStep"
+    # Whether the server half needs one sum of equally weighted clients, by which federation.privacy can
+    # protect a client; verdicts can be protected with every method.
+    sums_protect_clients: ClassVar[bool] = False
+    # The class of the selectors, built by `of(recipe, device)`.
+    selector_model: ClassVar[str] = "components.models.selector_model:Selector"
+
+    # --- at the clients
+
+    @abstractmethod
+    def local(self) -> Local:
+        """What the clients do."""
+
+    @property
+    def sampling(self) -> SampledRewards | None:
+        """The rewards of sampled completions, of a method whose rounds have some."""
+        return None
 
     # --- at the server
+
+    @property
+    def adapters_by_client(self) -> bool:
+        """Whether the server has an adapter for each client, under the client's name."""
+        return False
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether clients end with models of their own."""
+        return self.adapters_by_client or bool(self.local().own)
 
     def start(self, federation: Federation, seed: int) -> State:
         """The state before the first step: all adapters have the same values.
@@ -222,20 +106,23 @@ class Method(MethodOptions, ABC):
         Raises:
             RecipeError: the method cannot run with these clients.
         """
-        adapters = dict.fromkeys(self.adapter_names(federation), federation.initial)
-        return ServerState.start(federation, seed, adapters, self.memory_type(), self.first_phase)
-
-    def adapter_names(self, federation: Federation) -> Sequence[str]:
-        """Names of the server's adapters."""
-        return [self.trained_model]
+        names = federation.names if self.adapters_by_client else [self.trained_model]
+        return ServerState.start(
+            federation, seed, dict.fromkeys(names, federation.initial), self.memory_type()
+        )
 
     def warnings(self, federation: Federation, seed: int, config: FederationConfig) -> Sequence[str]:
         """What users should know of the planned rounds with these clients, a sentence each."""
         return []
 
+    def server_adapters(self, config: FederationConfig) -> int:
+        """Adapters of the server that a round changes at most."""
+        return config.clients_per_round if self.adapters_by_client else 1
+
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
         """The name and the hash of the adapter that a client trains in a round."""
-        return self.trained_model, state.adapters[self.trained_model]
+        name = client if self.adapters_by_client else self.trained_model
+        return name, state.adapters[name]
 
     def plan(self, state: State, server: Server) -> Sequence[Job]:
         """The jobs of the next step: training jobs of the sampled clients."""
@@ -245,85 +132,70 @@ class Method(MethodOptions, ABC):
         """Tensors with the names and shapes of the next step's updates: those of an adapter."""
         return adapter
 
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights | None:
+        """The sums of the clients' tensors that suffice for the step; None where it needs single updates.
+
+        Args:
+            state: before the step.
+            jobs: of the step.
+            config: of the rounds.
+        """
+        return None
+
     @abstractmethod
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The state after a step with these accepted updates, in the order of the clients' names.
 
-        The updates of a method that needs sums have no adapters: `server.combine` has them.
+        A step of sums has no updates: `server.combine` and `server.mean` take the sums.
         """
 
-    def measure(self, state: State) -> Sequence[RewardsJob]:
-        """The jobs that measure, between rounds, what there is beside accuracy on pairs."""
-        return []
-
-    def outcome(self, state: State) -> OutcomeRecord:
+    def outcome(self, state: State) -> Outcome:
         """What the rounds end with, or would end with after this step."""
-        is_personal = self.outcome_kind == "personalized-clients"
+        own = self.local().own
         # All participants, also those that have not trained: they are the outcome's clients.
         job_keys = {name: state.memory.job_keys.get(name, "") for name in state.federation.names}
-        return OutcomeRecord(
-            kind=self.outcome_kind, adapters=state.adapters, job_keys=job_keys if is_personal else {}
+        return Outcome(
+            trained_model=self.trained_model,
+            adapters=state.adapters,
+            assignment={name: name for name in state.adapters} if self.adapters_by_client else {},
+            votes=self.trained_model == "selector",
+            own=own,
+            job_keys=job_keys if own else {},
         )
 
-    # --- at the clients
+    # --- clients that took part in no round
 
-    @property
-    def local_objective(self) -> LocalObjective:
-        """What the clients minimize: the option `objective`."""
-        objective: LocalObjective = getattr(self, "objective")  # noqa: B009
-        return objective
+    def joining(self, config: FederationConfig, pairs: int) -> Joining:
+        """How such clients get a model, with at most so many training pairs of their own."""
+        if self.adapters_by_client:
+            return Joining(config.rounds, 1, FROM_INITIAL.format(pairs=pairs))
+        if self.local().own:
+            note = f"a round of local training on at most {pairs} own pairs, from the server's adapter"
+            return Joining(config.rounds, 1, note)
+        return Joining(config.rounds, 0, "the server's model as it is")
 
-    def learning_rate(self, config: FederationConfig) -> float:
-        """Learning rate of the clients' shared adapter."""
-        return config.optimizer.lr
+    def admit(self, state: State, clients: Sequence[Client]) -> State:
+        """The state of a federation of such clients, with the adapters that the server sends them.
 
-    @property
-    def proximal_weight(self) -> float:
-        """Weight of the proximal term, which the trainers 'policy' and 'selector' add; 0 for none."""
-        return 0.0
+        `plan` plans their steps, in which all of them take part.
 
-    @property
-    def personal_modules(self) -> PersonalModules | None:
-        """The modules that a client keeps to itself; None without any."""
-        return None
-
-    @property
-    def personal_lr(self) -> float:
-        """Learning rate of the private modules, if there are any."""
-        return 0.0
-
-    @property
-    def personal_stage(self) -> StageLength | None:
-        """The personal stage; None where private and shared modules are trained at once."""
-        return None
-
-    @property
-    def sampling_temperature(self) -> float:
-        """Temperature at which the policy is trained, and its KL to the reference is measured."""
-        return 1.0
-
-    def gradient_evaluations(self, config: FederationConfig, rows: int) -> int:
-        """Gradient evaluations (one minibatch forward and backward) of a client in a round.
-
-        Every method that trains on rows takes exactly as many, however it divides them: among private
-        and shared modules (FedPDPO, FedRep), or among inner and outer steps (Per-FedAvg). FedPer's
-        gradients are of both kinds of modules at once. PPO on pairs passes over all pairs of the
-        client `epochs` times; a target KL may end it earlier.
+        Args:
+            state: after the rounds of `joining`, of the clients that took part.
+            clients: the others, sorted by name.
         """
-        objective = self.local_objective
-        if isinstance(objective, PairPpoObjective):
-            return objective.epochs * math.ceil(rows / objective.minibatch)
-        return config.local_steps_for(rows) * config.optimizer.accumulation
+        own = {client.name: state.initial for client in clients}
+        adapters = own if self.adapters_by_client else state.adapters
+        update = {"clients": tuple(clients), "adapters": adapters, "memory": self.memory_type()}
+        return state.model_copy(update=update | {"phase": "train"})
 
-    # --- in the pipeline
+    def join(self, state: State, updates: Sequence[Update]) -> State:
+        """The state after a step of such clients. What they train is theirs, or stays private."""
+        job_keys = {update.client: update.job for update in updates if update.traffic.kept}
+        memory = state.memory.model_copy(update={"job_keys": state.memory.job_keys | job_keys})
+        adapters = sent_adapters(updates) if self.adapters_by_client else state.adapters
+        return state.model_copy(update={"memory": memory, "adapters": adapters})
 
-    def measure_fingerprint(self, recipe: Recipe) -> str:
-        """What measures of the base policy depend on beside seed, data and policy; empty without any."""
-        return ""
-
-    def preferences(self) -> dict[str, float]:
-        """How much each of several objectives is preferred; empty for methods with one."""
-        return {}
+    # --- before a run
 
     def check(self, recipe: Recipe) -> None:
         """Refuse unused rewards, PPO on pairs without its one reward, and a decay that cannot apply.
@@ -331,29 +203,35 @@ class Method(MethodOptions, ABC):
         Raises:
             RecipeError: naming the rewards or the decay.
         """
-        self._check_rate_decay(recipe.federation)
-        if isinstance(self.local_objective, PairPpoObjective):
-            if len(recipe.rewards) != 1:
-                raise RecipeError(
-                    "federation.options.objective 'ppo' needs one reward model, but rewards names"
-                    f" {len(recipe.rewards) or 'none'}: give a section such as rewards:"
-                    f" {{preference: {{kind: judge}}}}."
-                )
-        elif recipe.rewards:
+        config, local = recipe.federation, self.local()
+        by_ppo = isinstance(local.objective, PairPpoObjective)
+        by_dpo = isinstance(local.objective, DpoObjective | PdpoObjective)
+        if config.rate_decay is not None and not (local.decays_rates and by_dpo):
+            which = f"'{config.method}'" + (" with objective 'ppo'" if by_ppo else "")
+            raise RecipeError(
+                "federation.rate_decay follows the DPO loss of the clients, which federation.method"
+                f" {which} does not have or does not keep: set it to null."
+            )
+        if by_ppo and len(recipe.rewards) != 1:
+            raise RecipeError(
+                "federation.options.objective 'ppo' needs one reward model, but rewards names"
+                f" {len(recipe.rewards) or 'none'}: give a section such as rewards:"
+                f" {{preference: {{kind: judge}}}}."
+            )
+        if recipe.rewards and not by_ppo:
             raise RecipeError(
                 f"rewards names {', '.join(recipe.rewards)}, which federation.method"
                 f" '{recipe.federation.method}' does not use: leave the section out, or set"
                 " federation.options.objective to 'ppo'."
             )
 
-    def _check_rate_decay(self, config: FederationConfig) -> None:
-        by_dpo = isinstance(self.local_objective, DpoObjective | PdpoObjective)
-        if config.rate_decay is not None and not (self.decays_rates and by_dpo):
-            by_ppo = " with objective 'ppo'" if isinstance(self.local_objective, PairPpoObjective) else ""
-            raise RecipeError(
-                "federation.rate_decay follows the DPO loss of the clients, which federation.method"
-                f" '{config.method}'{by_ppo} does not have or does not keep: set it to null."
-            )
+
+class Cohort(NamedTuple):
+    """Clients whose adapters are averaged."""
+
+    name: str  # in metrics; empty where it is the only one
+    members: Sequence[str]
+    aggregator: Aggregator
 
 
 class AveragingMethod(Method):
@@ -364,45 +242,184 @@ class AveragingMethod(Method):
         phi_m   = OPTIM(m, phi_r, K)   for m in A_r
         phi_r+1 = combination of the phi_m by the aggregator
 
-    phi_r is the server's adapter, and OPTIM(m, phi, K) are K local steps of client m from phi.
+    phi_r is the server's adapter, and OPTIM(m, phi, K) are K local steps of client m from phi. Whose
+    adapters are averaged is an option: of all clients; of those of one group (an oracle, which knows the
+    groups); or of none, where each client trains alone. The clients of a round, and their steps, are the
+    same with each.
     """
 
-    needs: ClassVar[Literal["sums", "updates"]] = "sums"
+    averages_apart: ClassVar[bool] = True  # whether average_over and finetune_rounds can be set
 
     aggregator: AnyAggregator = Field(
         default_factory=ParticipationMean, description="How the server combines the clients' adapters."
     )
+    average_over: Literal["all", "group", "self"] = Field(
+        "all",
+        description=(
+            "Whose adapters the server averages. all: those of the round's clients; group: of those that"
+            " belong to one group, where the source knows groups, as an upper bound for methods that look"
+            " for them; self: none, each client trains alone, as the reference for what federating gains."
+        ),
+    )
+    finetune_rounds: int = Field(
+        0,
+        ge=0,
+        description=(
+            "Last rounds, in which every client trains alone from the adapter of the rounds before. They"
+            " train all clients, also where a round samples some."
+        ),
+    )
 
     @property
-    def combiner(self) -> Aggregator:
-        """The aggregator."""
-        return self.aggregator
+    def adapters_by_client(self) -> bool:
+        """Also where clients may end with equal adapters, those of their group."""
+        return self.average_over != "all" or self.finetune_rounds > 0
+
+    def joining(self, config: FederationConfig, pairs: int) -> Joining:
+        """The rounds in which clients fine-tune, or one where they train alone or keep modules."""
+        after = config.rounds - self.finetune_rounds
+        if not self.adapters_by_client:
+            return super().joining(config, pairs)
+        steps = self.finetune_rounds or int(self.average_over == "self" or bool(self.local().own))
+        if self.average_over == "self":
+            return Joining(after, steps, FROM_INITIAL.format(pairs=pairs))
+        origin = "the server's adapter"
+        if self.average_over == "group":
+            origin = "the mean of its group (of a group without others: the initial adapter)"
+        rounds = "a round" if steps == 1 else f"{steps} rounds"
+        trained = f"{rounds} of local training on at most {pairs} own pairs, from {origin}"
+        return Joining(after, steps, trained if steps else f"{origin} as it is")
+
+    def admit(self, state: State, clients: Sequence[Client]) -> State:
+        """They are sent the mean of their group, or of all; where there is none, the initial adapter."""
+        admitted = super().admit(state, clients)
+        if not self.adapters_by_client or self.average_over == "self":
+            return admitted
+        adapters = {}
+        for client in clients:
+            members = [
+                one.name for one in state.clients if self.average_over == "all" or one.group == client.group
+            ]
+            adapters[client.name] = state.adapters[members[0]] if members else state.initial
+        return admitted.model_copy(update={"adapters": adapters})
+
+    def join(self, state: State, updates: Sequence[Update]) -> State:
+        """What they train stays with them where the rounds end with it, and not with a mean."""
+        joined = super().join(state, updates)
+        if self.finetune_rounds or self.average_over == "self":
+            return joined
+        return joined.model_copy(update={"adapters": state.adapters})
+
+    def is_alone(self, state: State, config: FederationConfig) -> bool:
+        """Whether clients train alone in the state's round."""
+        return self.average_over == "self" or config.rounds - state.round <= self.finetune_rounds
+
+    def start(self, federation: Federation, seed: int) -> State:
+        """The state before the first step.
+
+        Raises:
+            RecipeError: groups are to be averaged, and the source does not know them.
+        """
+        unknown = [client.name for client in federation.clients if client.group is None]
+        if self.average_over == "group" and unknown:
+            raise RecipeError(
+                f"federation.options.average_over is 'group', but the data do not say the groups of"
+                f" {len(unknown)} of {len(federation.clients)} clients (such as {unknown[0]}): use a source"
+                " that knows the tastes of its owners, such as aclsum, with data.partition 'natural', or"
+                " 'all'."
+            )
+        return super().start(federation, seed)
 
     def warnings(self, federation: Federation, seed: int, config: FederationConfig) -> Sequence[str]:
         """Weights that shrink or inflate the adapter over the rounds."""
-        rounds: dict[str, range] = {self.trained_model: range(config.rounds)}
-        return scale_warnings(self.combiner, federation, config.clients_per_round, seed, rounds)
+        if self.average_over != "all":
+            return []
+        rounds: dict[str, range] = {self.trained_model: range(config.rounds - self.finetune_rounds)}
+        return scale_warnings(self.aggregator, federation, config.clients_per_round, seed, rounds)
+
+    def plan(self, state: State, server: Server) -> Sequence[Job]:
+        """Training jobs of the sampled clients; of all clients where they fine-tune."""
+        finetune = self.average_over != "self" and self.is_alone(state, server.config)
+        clients = state.federation.names if finetune else None
+        return server.train_jobs(state, lambda client: self.sent(state, client), clients)
+
+    def cohorts(self, state: State, config: FederationConfig) -> dict[str, Cohort]:
+        """Whose adapters the round averages, by the name of the adapter that the average replaces."""
+        names = state.federation.names
+        if not self.adapters_by_client:
+            return {self.trained_model: Cohort("", names, self.aggregator)}
+        members: dict[str, list[str]] = {}
+        for client in state.federation.clients:
+            group = client.group if self.average_over == "group" else ""
+            key = client.name if self.is_alone(state, config) else group or ""
+            members.setdefault(key, []).append(client.name)
+        return {
+            own[0]: Cohort(name, own, ParticipationMean() if len(own) == 1 else self.aggregator)
+            for name, own in members.items()
+        }
+
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights | None:
+        """A sum for each cohort; single updates where an aggregator needs them."""
+        shares = state.shares(jobs)
+        weights = {}
+        for name, cohort in self.cohorts(state, config).items():
+            if not isinstance(cohort.aggregator, SumAggregator):
+                return None
+            if own := {client: shares[client] for client in cohort.members if client in shares}:
+                weights[name] = cohort.aggregator.client_weights(own, len(state.clients))
+        return weights
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
-        adapter_name = self.trained_model
-        adapter, metrics = server.combine(state, adapter_name, self.combiner)
-        metrics |= running_scale(self.combiner, state, metrics)
-        return state.end_round({adapter_name: adapter}, metrics | self.round_metrics(state, updates, server))
+        adapters: dict[str, AdapterHash] = {}
+        metrics: dict[str, float] = {}
+        took_part = set(server.answers.clients)
+        for name, cohort in self.cohorts(state, server.config).items():
+            if took_part.isdisjoint(cohort.members):
+                continue
+            adapter, numbers = server.combine(
+                state, name, cohort.aggregator, cohort.members, self.local().frozen
+            )
+            if not cohort.name:
+                numbers |= running_scale(cohort.aggregator, state, numbers)
+            adapters |= dict.fromkeys(cohort.members if self.adapters_by_client else [name], adapter)
+            prefix = cohort.name and f"{cohort.name}/"
+            metrics |= {f"{prefix}{key}": value for key, value in numbers.items()}
+        return state.end_round(adapters, metrics | self.round_metrics(state, updates, server))
+
+    def outcome(self, state: State) -> Outcome:
+        """The adapters by client where there may be several; equal selectors are there once."""
+        outcome = super().outcome(state)
+        if not self.adapters_by_client or self.trained_model == "policy":
+            return outcome
+        first: dict[AdapterHash, str] = {}
+        assignment = {name: first.setdefault(state.adapters[name], name) for name in state.federation.names}
+        adapters = {name: digest for digest, name in first.items()}
+        return outcome.model_copy(update={"votes": False, "adapters": adapters, "assignment": assignment})
+
+    def check(self, recipe: Recipe) -> None:
+        super().check(recipe)
+        self.check_averages(recipe)
+
+    def check_averages(self, recipe: Recipe) -> None:
+        """Refuse averages over groups or clients that the method has no use for, or that leave no round."""
+        config = recipe.federation
+        if self.adapters_by_client and not self.averages_apart:
+            raise RecipeError(
+                f"federation.method '{config.method}' averages over clients of its own choice: leave out"
+                " federation.options.average_over and finetune_rounds, or use another method."
+            )
+        if self.finetune_rounds and self.average_over == "self":
+            raise RecipeError(
+                "federation.options.average_over is 'self', so that clients train alone in all rounds: leave"
+                " out finetune_rounds."
+            )
+        if self.finetune_rounds >= config.rounds:
+            raise RecipeError(
+                f"federation.rounds is {config.rounds}, and federation.options.finetune_rounds"
+                f" {self.finetune_rounds} leaves no round that averages: set more rounds, or average_over to"
+                " 'self'."
+            )
 
     def round_metrics(self, state: State, updates: Sequence[Update], server: Server) -> dict[str, float]:
         """Further metrics of a round."""
         return {}
-
-
-def method_of(config: FederationConfig) -> Method:
-    """The method of a recipe: its options, which are of the class that federation.method names.
-
-    Raises:
-        RecipeError: what is registered is no method.
-    """
-    if not isinstance(config.options, Method):
-        raise RecipeError(
-            f"federation.method '{config.method}' registers {type(config.options).__name__}, which is no"
-            " components.federation.method.Method: derive it from that class."
-        )
-    return config.options

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from components.config import MultiObjective, PpoConfig, Recipe, RecipeError, RewardConfig, unknown_name
+from components.config import FederationConfig, MultiObjective, PpoConfig, Recipe, RecipeError, unknown_name
 from components.federation import aggregation
-from components.federation.method import AveragingMethod, Server, State
-from components.federation.protocol import RewardsJob, Update
+from components.federation.local import Local, SampledRewards
+from components.federation.method import AveragingMethod
+from components.federation.protocol import Job, Update
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
+from components.models.rewards.reward_section import RewardSection
 from components.models.store import Adapter
-from components.seeding import derive
 
 Preference = Annotated[float, Field(ge=1e-3, le=1e3)]
 ObjectiveName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
@@ -29,7 +31,7 @@ DEFAULT_BETA = 0.1
 The value of FIRM A.1 is missing in the available text.
 """
 REWARDS_MEASURE = "rewards"
-"""Name of the measure of the server's policy."""
+"""Name of the measured rewards of the server's policies in results."""
 RESERVED_NAMES = ("kl", "prompts")
 """Names of other numbers that are measured together with the objectives."""
 
@@ -43,11 +45,7 @@ class MultiObjectiveMethod(AveragingMethod):
     """Options of methods with several objectives; the base of their `Options`."""
 
     trainer: ClassVar[str] = "multi-objective"
-    needs: ClassVar[Literal["sums", "updates"]] = "updates"
     diagnostics: ClassVar[tuple[str, ...]] = ("objectives",)
-    scores_completions: ClassVar[bool] = True
-    prepared_files: ClassVar[tuple[str, ...]] = ("pairs.parquet", "prompts.parquet")
-
     objectives: Annotated[dict[ObjectiveName, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)]
     """By objective, the names of the recipe's rewards that measure it. With several rewards, each
     client uses one, assigned round-robin by the clients' sorted names (FIRM A.2.1), and policies
@@ -74,15 +72,19 @@ class MultiObjectiveMethod(AveragingMethod):
                     )
         return self
 
-    @property
-    def local_objective(self) -> MultiObjective:
+    def local(self) -> Local:
         """Weights of MGDA in each local step."""
-        return self.build_objective(())
+        return Local(self.build_objective(()))
 
     @property
-    def sampling_temperature(self) -> float:
-        """Temperature at which the policy is trained and measured."""
-        return self.ppo.temperature
+    def sampling(self) -> SampledRewards:
+        return SampledRewards(
+            objectives=self.objectives,
+            preferences=self.preferences(),
+            prompts=self.reward_prompts,
+            temperature=self.ppo.temperature,
+            kl_estimator=self.ppo.kl_estimator,
+        )
 
     @abstractmethod
     def build_objective(self, server_weights: Sequence[float]) -> MultiObjective:
@@ -92,18 +94,9 @@ class MultiObjectiveMethod(AveragingMethod):
     def preferences(self) -> dict[str, float]:
         """By objective, how much it is preferred, for the figures of a front of preferences."""
 
-    def measure(self, state: State) -> list[RewardsJob]:
-        """The rewards of the server's policy on held-out prompts; completions keep their seed."""
-        return [
-            RewardsJob(
-                client="",
-                round=state.round,
-                seed=derive(state.seed, "reward prompts"),
-                adapter_name=self.trained_model,
-                name=REWARDS_MEASURE,
-                adapter=state.adapters[self.trained_model],
-            )
-        ]
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights | None:
+        """None: round_metrics compares the clients' updates."""
+        return None
 
     def round_metrics(self, state: State, updates: Sequence[Update], server: Server) -> dict[str, float]:
         """How far the clients of a round disagree.
@@ -119,7 +112,9 @@ class MultiObjectiveMethod(AveragingMethod):
         length = min(len(values) for values in chain.from_iterable(series))
         steps = np.array([[values[:length] for values in client] for client in series])
         weights = steps.mean(axis=2)
-        before = server.store.get(state.adapters[self.trained_model])
+        before = server.store.get(
+            state.initial if self.adapters_by_client else state.adapters[self.trained_model]
+        )
         products = aggregation.inner_products(server.contributions(state).open(), before)
         squares = np.diag(products)
         distances = np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0))
@@ -131,17 +126,9 @@ class MultiObjectiveMethod(AveragingMethod):
             **{f"lambda/{name}": float(column.mean()) for name, column in means},
         }
 
-    def measure_fingerprint(self, recipe: Recipe) -> str:
-        """The rewards, how completions are sampled, and how many at once."""
-        first = {
-            name: recipe.rewards[names[0]].model_dump(mode="json") for name, names in self.objectives.items()
-        }
-        sampling = [self.ppo.temperature, self.ppo.kl_estimator]
-        settings = [first, *sampling, self.reward_prompts, recipe.federation.batch_size]
-        return json.dumps(settings, sort_keys=True)
-
     def check(self, recipe: Recipe) -> None:
         """Refuse optimizer settings and rewards that do not fit PPO and the objectives."""
+        self.check_averages(recipe)
         self._check_optimizer(recipe)
         self._check_rewards(recipe.rewards)
 
@@ -178,7 +165,7 @@ class MultiObjectiveMethod(AveragingMethod):
                 " fifth of the batch, or target_kl to null."
             )
 
-    def _check_rewards(self, rewards: Mapping[str, RewardConfig]) -> None:
+    def _check_rewards(self, rewards: Mapping[str, RewardSection]) -> None:
         used = list(chain.from_iterable(self.objectives.values()))
         for name in used:
             if name not in rewards:

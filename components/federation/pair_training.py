@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
 from components.config import DpoObjective, FederationConfig, RecipeError, one_of
 from components.config.local_objectives import OfflinePpoObjective
+from components.federation.local import Local
 from components.federation.method import AveragingMethod, Method
 
 PairObjective = Annotated[DpoObjective | OfflinePpoObjective, one_of(DpoObjective, OfflinePpoObjective)]
@@ -40,17 +41,11 @@ def require_plain_sgd(config: FederationConfig, clipped: bool = True) -> None:
 class RatedMethod(Method):
     """A method whose clients train on pairs, with a learning rate of the method's own."""
 
-    decays_rates: ClassVar[bool] = True
-
     lr: float | None = Field(
         None,
         gt=0,
         description="Learning rate of the clients' shared adapter; null: federation.optimizer.lr.",
     )
-
-    def learning_rate(self, config: FederationConfig) -> float:
-        """The method's own learning rate, or the optimizer's."""
-        return config.optimizer.lr if self.lr is None else self.lr
 
 
 class PairTraining(RatedMethod):
@@ -59,6 +54,9 @@ class PairTraining(RatedMethod):
     objective: PairObjective = Field(
         default_factory=DpoObjective, description="Local objective: dpo, or ppo with the recipe's one reward."
     )
+
+    def local(self) -> Local:
+        return Local(self.objective, lr=self.lr, decays_rates=True)
 
 
 class AveragedPairTraining(PairTraining, AveragingMethod):

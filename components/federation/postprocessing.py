@@ -1,27 +1,28 @@
 """Post-processors of updates: they change what a client sends, and what the server combines.
 
 Clipping, noise and masks are post-processors. They are applied in their order at the client, to the
-whole update (tensors, losses, counts and metrics), and in reverse order to each combination at the
-server. Their settings are part of a job's key, so that a repeated job never returns an update that
-was made without them. A post-processor may keep a state at the server, which is committed. The
+whole update (tensors, losses, numbers and metrics), and in reverse order to each combination at the
+server. Tensors that count something (COUNT), such as steps, are sent and combined as they are. The
+settings of post-processors are part of a job's key, so that a repeated job never returns an update
+that was made without them. A post-processor may keep a state at the server, which is committed. The
 package itself has none yet; installed packages add some through the entry points of the group
 `fed_rlhf.postprocessors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import JsonValue
 
-from components.config import FederationConfig
-from components.config.federation import PostProcessorConfig
-from components.federation.protocol import ClientResult
+from components.config.section import KindSection
+from components.federation.protocol import COUNT, ClientResult
 
 if TYPE_CHECKING:
+    from components.config import FederationConfig
     from components.models.store import Adapter
 
 
@@ -30,7 +31,7 @@ class Context:
     """Where a post-processor acts: at a client, or on a combination at the server."""
 
     round: int
-    kind: str  # of the client's job (train, measure-pairs, ...), or the phase of the server's step
+    kind: str  # of the client's job (train, measure, ...), or the phase of the server's step
     adapter_name: str  # name of the server's adapter that it is about; empty for several
     participants: tuple[str, ...]  # the clients of the step, or those whose updates are combined
     weight: float  # share of all training pairs of the client, or of these clients; 0 between steps
@@ -50,7 +51,7 @@ class Processed(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
 
 
-class PostProcessor(PostProcessorConfig):
+class PostProcessor(KindSection):
     """A post-processor, as the section of a recipe that describes it."""
 
     def at_client(self, result: ClientResult, context: Context) -> ClientResult:
@@ -70,22 +71,13 @@ def origin_of(tensors: Adapter, adapter: Adapter) -> Adapter:
     return {name: adapter.get(name, tensor.new_zeros(tensor.shape)) for name, tensor in tensors.items()}
 
 
-def processing_key(postprocessors: Sequence[PostProcessor]) -> str:
-    """The settings of the post-processors, as a part of a job's key; empty without any."""
-    return "|".join(postprocessor.model_dump_json() for postprocessor in postprocessors)
+def split_counts(tensors: Adapter) -> tuple[Adapter, Adapter]:
+    """The tensors that move, which post-processors see, and those that count something."""
+    counts = {name: tensor for name, tensor in tensors.items() if name.startswith(COUNT)}
+    return {name: tensor for name, tensor in tensors.items() if name not in counts}, counts
 
 
-def postprocessors_of(config: FederationConfig) -> tuple[PostProcessor, ...]:
-    """The post-processors of a recipe.
-
-    Raises:
-        TypeError: a package has registered something else.
-    """
-    postprocessors = []
-    for section in config.postprocessors:
-        if not isinstance(section, PostProcessor):
-            raise TypeError(
-                f"the post-processor '{section.kind}' does not derive from {PostProcessor.__module__}"
-            )
-        postprocessors.append(section)
-    return tuple(postprocessors)
+def processing_key(config: FederationConfig) -> str:
+    """What a client does with its rows and its update, as a part of a job's key; empty for nothing."""
+    privacy = [] if config.privacy is None else [config.privacy]
+    return "|".join(section.model_dump_json() for section in (*config.postprocessors, *privacy))

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Self, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field, JsonValue, SerializeAsAny
+from pydantic import Field, JsonValue, SerializeAsAny
 
-from components.config import RecipeError, UserError
+from components.config import RecipeError
 from components.models.store import AdapterHash
 from components.results import ClientRecord, Metrics, Result
 
 if TYPE_CHECKING:
-    from components.models.generation import Completion, GenerationProgress
+    from components.models.generation import GenerationProgress
     from components.models.policy import Policy
+    from components.models.samples import Completion
     from components.models.store import Adapter
 
 
-class FederationError(UserError, RuntimeError):
-    """A round that cannot be completed."""
+COUNT = "count/"
+"""Beginning of the names of tensors in an update that count something, and are no movement of an adapter."""
 
 
 class Client(Result):
@@ -36,6 +37,7 @@ class Client(Result):
     training_pairs: int  # n_m
     validation_pairs: int
     weight: float  # p_m of FedBiscuit eq. 1, its share of all training pairs
+    group: str | None = None  # of owners with the same taste, where the source knows it
 
 
 class Federation(Result):
@@ -56,7 +58,11 @@ class Federation(Result):
 
 
 def build_federation(
-    clients: Mapping[str, Mapping[str, int]], initial: AdapterHash, clients_per_round: int
+    clients: Mapping[str, Mapping[str, int]],
+    initial: AdapterHash,
+    clients_per_round: int,
+    groups: Mapping[str, str | None] = MappingProxyType({}),
+    unseen: int = 0,
 ) -> Federation:
     """The federation of a prepared data set. Clients without training pairs do not participate.
 
@@ -64,12 +70,14 @@ def build_federation(
         clients: number of rows by split, by client.
         initial: the adapter that all clients start from.
         clients_per_round: clients sampled in each round.
+        groups: of clients, where the source knows them.
+        unseen: further clients of the data, which take part in no round.
 
     Raises:
         RecipeError: a round samples more clients than participate.
     """
     active = {name: splits for name, splits in sorted(clients.items()) if splits["train"] > 0}
-    check_participants(len(active), clients_per_round)
+    check_participants(len(active), clients_per_round, unseen)
     total = sum(splits["train"] for splits in active.values())
     members = (
         Client(
@@ -77,22 +85,24 @@ def build_federation(
             training_pairs=splits["train"],
             validation_pairs=splits["validation"],
             weight=splits["train"] / total,
+            group=groups.get(name),
         )
         for name, splits in active.items()
     )
     return Federation(clients=tuple(members), initial=initial)
 
 
-def check_participants(clients: int, clients_per_round: int) -> None:
+def check_participants(clients: int, clients_per_round: int, unseen: int = 0) -> None:
     """Refuse rounds that sample more clients than have training pairs.
 
     Raises:
         RecipeError: naming both numbers, and the key.
     """
+    besides = f", besides {unseen} that take part in no round (data.unseen_clients)" if unseen else ""
     if clients_per_round > clients:
         raise RecipeError(
             f"federation.clients_per_round is {clients_per_round}, but only {clients} clients of the"
-            f" data set have training pairs: use at most {clients}."
+            f" data set have training pairs{besides}: use at most {clients}."
         )
 
 
@@ -120,6 +130,8 @@ class ServerState(Result, Generic[M]):
     metrics: Metrics = Field(default_factory=Metrics)  # of the last step
     logged_at: int = 0  # round at which these metrics are logged
     processing: list[JsonValue] = Field(default_factory=list)  # the state of each post-processor
+    # Name of the noise of the last sum in the server's secret folder; empty without any.
+    noise: str = Field("", exclude_if=lambda noise: not noise)
 
     @classmethod
     def start(
@@ -128,12 +140,11 @@ class ServerState(Result, Generic[M]):
         seed: int,
         adapters: dict[str, AdapterHash],
         memory: M,
-        phase: str = "train",
     ) -> Self:
         """The state before the first step."""
         return cls(
             round=0,
-            phase=phase,
+            phase="train",
             step=0,
             seed=seed,
             clients=federation.clients,
@@ -146,6 +157,11 @@ class ServerState(Result, Generic[M]):
     def federation(self) -> Federation:
         """The participating clients, and the adapter that all of them start from."""
         return Federation(clients=self.clients, initial=self.initial)
+
+    def shares(self, jobs: Sequence[Job]) -> dict[str, float]:
+        """The share of all training pairs (p_m) of the client of each job."""
+        weights = self.federation.weights
+        return {job.client: weights[job.client] for job in jobs}
 
     def end_round(
         self,
@@ -179,58 +195,56 @@ class ServerState(Result, Generic[M]):
         return self.model_copy(update=changes)
 
 
-class Job(Result, ABC):
-    """One client's work in one step. Adapters are given by their hashes."""
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+class Job(Result):
+    """One client's work in one step, on adapters that it is sent; they are given by their hashes."""
 
     kind: str
     client: str
     round: int  # index of the round that the job belongs to
     seed: int  # all random choices of the client are functions of it
-    # Name of the server's adapter that the job is about, `slot` in keys and files; empty for several.
-    adapter_name: str = Field("", alias="slot")
-    trainer: ClassVar[str] = ""  # that carries it out; empty: the method's
-    is_step: ClassVar[bool] = True  # whether it belongs to a step of a round, and trains or scores for it
+    adapter_name: str = ""  # of the server's adapter that the job is about; empty for several
+    adapters: tuple[AdapterHash, ...]
+    # Key of the client's last accepted job, from whose private state it continues; empty before the
+    # first one, and for clients without private state.
+    previous_job_key: str = ""
     # Set by the round loop, and used by post-processors only:
     processing: str = ""  # their settings; empty without any
     participants: tuple[str, ...] = ()  # the clients of the step
     weight: float = 0.0  # share of all training pairs that the client has
 
     @property
-    @abstractmethod
+    def adapter(self) -> AdapterHash:
+        """The only adapter."""
+        (digest,) = self.adapters
+        return digest
+
+    @property
     def received(self) -> tuple[AdapterHash, ...]:
-        """The adapters that the client is sent."""
+        """All that the client is sent by its hash."""
+        return self.adapters
+
+    @property
+    def trainer(self) -> str:
+        """The trainer that carries it out; empty: the method's."""
+        return ""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it belongs to a step of a round, and trains or scores for it."""
+        return True
+
+    @property
+    def when(self) -> str:
+        """When in a run it is carried out, in words."""
+        return f"round {self.round + 1}" if self.is_step else f"after {self.round} rounds"
 
     def key(self) -> str:
         """Hash of what determines the result."""
         content = self.model_dump(exclude={"participants", "weight"})  # they follow from seed and round
-        if not content.get("attached"):
-            content.pop("attached", None)
-        if "adapter" in content:  # a list, as in the keys of earlier versions
-            content["adapter"] = [content["adapter"]]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
-class AdapterJob(Job, ABC):
-    """A job on one adapter."""
-
-    adapter: AdapterHash
-
-    @property
-    def received(self) -> tuple[AdapterHash, ...]:
-        return (self.adapter,)
-
-
-class PrivateJob(Job, ABC):
-    """A job for which a client may use its private state."""
-
-    # Key of the client's last accepted job, from whose private state it continues; empty before the
-    # first one, and for clients without private state.
-    previous_job_key: str = ""
-
-
-class TrainJob(AdapterJob, PrivateJob):
+class TrainJob(Job):
     """Train an adapter and send it back."""
 
     kind: Literal["train"] = "train"
@@ -241,74 +255,38 @@ class TrainJob(AdapterJob, PrivateJob):
 
     @property
     def received(self) -> tuple[AdapterHash, ...]:
-        return (self.adapter, *self.attached.values())
+        return (*self.adapters, *self.attached.values())
 
 
-class GradientJob(AdapterJob, PrivateJob):
+class GradientJob(Job):
     """Send the gradient of each objective at an adapter back."""
 
     kind: Literal["gradients"] = "gradients"
 
 
-class AdaptersJob(Job, ABC):
-    """A job on several adapters."""
+class MeasureJob(Job):
+    """Measure a model on the client's own pairs.
 
-    adapters: tuple[AdapterHash, ...]
-
-    @property
-    def received(self) -> tuple[AdapterHash, ...]:
-        return self.adapters
-
-
-class ScoreJob(AdaptersJob):
-    """Send the mean validation loss of each adapter back."""
-
-    kind: Literal["score"] = "score"
-
-
-class RewardsJob(AdapterJob):
-    """Measure an adapter on the server's held-out prompts. No client is involved: `client` is empty."""
-
-    kind: Literal["measure"] = "measure"  # as in the keys of earlier versions
-    is_step: ClassVar[bool] = False
-    name: str  # of the measure
-
-
-class PairsJob(AdaptersJob, PrivateJob, ABC):
-    """Measure the client's model on its own pairs; the output has counts and sums, see PairFigures.
-
-    The client's model is that of the adapter and its private state. Several adapters, one of which may
-    occur twice, are those of selectors, which vote.
+    The model is that of the adapter and the client's private state. Several adapters, one of which may
+    occur twice, are those of selectors, which vote. The output has counts and sums, see PairFigures; with
+    `losses`, the mean loss of each adapter is sent in its place.
     """
 
-    is_step: ClassVar[bool] = False
+    kind: Literal["measure"] = "measure"
     split: str
-    positions: tuple[int, ...] | None = None  # of the pairs, among the client's of the split; None: all
+    losses: bool = False
+    pairs: int | None = None  # of the client's of the split, which the client draws; None: all
     assigned: int | None = None  # index of the selector that the client uses; None if it uses none
     batch_size: int | None = None  # pairs per batch; None: that of the trainer
+    is_aligned: bool = False  # whether the server has aligned the model, a policy, by DPO after the rounds
 
+    @property
+    def trainer(self) -> str:
+        return "policy" if self.is_aligned else ""
 
-class MeasureJob(PairsJob):
-    """Measure the model that the rounds have trained."""
-
-    kind: Literal["measure-pairs"] = "measure-pairs"
-
-
-class AlignedMeasureJob(PairsJob):
-    """Measure a policy that the server has aligned, by its implicit reward."""
-
-    kind: Literal["measure-aligned"] = "measure-aligned"
-    trainer: ClassVar[str] = "aligned"
-
-
-class KlJob(AdapterJob, PrivateJob):
-    """Send KL(policy || backbone) of the client's policy back (nats), on a completion of each prompt."""
-
-    kind: Literal["kl"] = "kl"
-    is_step: ClassVar[bool] = False
-    prompts: tuple[str, ...]
-    seeds: tuple[int, ...]  # of each completion
-    temperature: float
+    @property
+    def is_step(self) -> bool:
+        return self.losses
 
 
 class Generation(Result):
@@ -324,7 +302,7 @@ class Generation(Result):
         self, policy: Policy, progress: GenerationProgress | None = None, part: Sequence[int] | None = None
     ) -> list[list[Completion]]:
         """`count` completions of each prompt, or of a part of them by their positions."""
-        from components.models.generation import SampleKey
+        from components.models.samples import SampleKey
 
         part = range(len(self.prompts)) if part is None else part
         prompts = [self.prompts[n] for n in part]
@@ -332,12 +310,52 @@ class Generation(Result):
         return policy.generate(prompts, keys, self.temperature, self.count, self.max_new_tokens, progress)
 
 
-class GenerateJob(AdapterJob, PrivateJob):
-    """Let the client's policy answer prompts of the server, and send the completions back."""
+class GenerateJob(Job):
+    """Let the client's policy answer prompts of the server, and send the completions back.
+
+    With `kl`, KL(policy || backbone) on each generation's completions (nats) is sent in their place.
+    """
 
     kind: Literal["generate"] = "generate"
-    is_step: ClassVar[bool] = False
     generations: tuple[Generation, ...]
+    kl: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        return False
+
+    @property
+    def when(self) -> str:
+        return "after the rounds"
+
+
+class ScorePairsJob(Job):
+    """Score the client's training pairs by a reward and keep the scores; the output has PairSums."""
+
+    kind: Literal["score-pairs"] = "score-pairs"
+    reward: str  # its name
+    fingerprint: str  # of what its scores depend on beside the pairs
+    adapters: tuple[AdapterHash, ...] = ()
+
+    @property
+    def trainer(self) -> str:
+        return "rewards"
+
+    @property
+    def is_step(self) -> bool:
+        return False
+
+    @property
+    def when(self) -> str:
+        return "before the rounds"
+
+
+class PairSums(Result):
+    """What a reward makes of a client's pairs."""
+
+    pairs: int
+    right: float  # pairs whose chosen completion has the higher score; equal scores count half
+    margin: float  # sum of the scores of chosen completions less those of rejected ones
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sampling of clients: uniform, without replacement, a function of seed and round."""
+"""Sampling of clients: uniform without replacement, or in turns; a function of seed and round."""
 
 from __future__ import annotations
 
@@ -19,3 +19,16 @@ def sample_clients(
     chosen = generator(seed, purpose, round).choice(len(names), size=count, replace=False)
     ordered = sorted(names)
     return sorted(ordered[i] for i in chosen)
+
+
+def take_turns(names: Sequence[str], count: int, seed: int, round: int) -> list[str]:
+    """A round's clients, sorted by their names, where all take turns in an order that the seed determines.
+
+    Between two rounds of one client are at least floor(M / A) - 1 others, for A of M clients.
+    """
+    if count > len(names):
+        raise ValueError(f"cannot choose {count} of {len(names)} clients")
+    order = generator(seed, "turns").permutation(len(names))
+    ordered = sorted(names)
+    places = ((round * count + turn) % len(names) for turn in range(count))
+    return sorted(ordered[order[place]] for place in places)

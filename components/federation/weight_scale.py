@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from components.federation.aggregators.aggregator import Aggregator
+from components.federation.aggregators import Aggregator
 from components.federation.protocol import Federation, ServerState
 from components.federation.sampling import sample_clients
 

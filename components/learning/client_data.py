@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from components.config import LocalObjective
+from components.data.records import Pair
 from components.learning.reference_cache import ReferenceCache
 from components.models.logprobs import TokenRow
-from components.models.resident import Pair, ResidentPolicy
+from components.models.resident import ResidentPolicy
 from components.models.store import Adapter
 
 
@@ -30,10 +31,11 @@ class ClientData:
     progress: float = 0.0  # share of the rounds that are over: 0 in the first one, 1 in the last one
     numbers: Mapping[str, float] = field(default_factory=dict)  # `Loss.numbers` of the last training
     tensors: Adapter = field(default_factory=dict)  # `Loss.tensors` of the last training
+    flip: float = 0.0  # probability of exchanged verdicts, for which losses are corrected
 
     def encode_pairs(self) -> list[TokenRow]:
         """Token ids of all pairs."""
-        return [self.resident.encode_pair(pair) for pair in self.pairs]
+        return [self.resident.encode(*pair.texts) for pair in self.pairs]
 
     def reference_logprobs(self) -> npt.NDArray[np.float64]:
         """Summed log-probabilities of chosen and rejected under the frozen backbone, [N, 2].

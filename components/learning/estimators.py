@@ -100,22 +100,16 @@ class Estimator:
 
     def advantages(self, rollout: Rollout) -> torch.Tensor:
         """Advantages [M, B, T] at the tokens of a rollout, whose scores the moments include."""
-        for name, scores in rollout.scores.items():
-            self.moments[name] = self.moments[name].update(scores)
-        rewards = np.stack([self._final_rewards(name, rollout) for name in rollout.scores])
-        kl = rollout.token_kl
-        return self._estimate(rollout, torch.as_tensor(rewards, dtype=kl.dtype, device=kl.device))
-
-    def _final_rewards(self, name: str, rollout: Rollout) -> Scores:
-        """Rewards [B] of the completions without the KL penalty."""
-        ppo = self._ppo
-        rewards = rollout.scores[name]
-        if ppo.normalize:
-            rewards = self.moments[name].normalize(rewards)
-        if ppo.max_reward is not None:
-            rewards = rewards.clip(-ppo.max_reward, ppo.max_reward)
-        penalized: Scores = rewards - ppo.missing_eos_penalty * ~rollout.finished
-        return penalized
+        ppo, kl = self._ppo, rollout.token_kl
+        columns = []  # the rewards of each objective, without the KL penalty
+        for name, rewards in rollout.scores.items():
+            self.moments[name] = self.moments[name].update(rewards)
+            if ppo.normalize:
+                rewards = self.moments[name].normalize(rewards)
+            if ppo.max_reward is not None:
+                rewards = rewards.clip(-ppo.max_reward, ppo.max_reward)
+            columns.append(rewards - ppo.missing_eos_penalty * ~rollout.finished)
+        return self._estimate(rollout, torch.as_tensor(np.stack(columns), dtype=kl.dtype, device=kl.device))
 
     def _estimate(self, rollout: Rollout, rewards: torch.Tensor) -> torch.Tensor:
         """Advantages [M, B, T] from the rewards [M, B] without the KL penalty."""
@@ -167,9 +161,8 @@ class Gae(Estimator):
         self.heads = torch.nn.Parameter(heads.to(resident.policy.device))
         optimizer = torch.optim.AdamW([self.heads], lr=section.critic_lr, weight_decay=0.0)
         self.optimizers = {"critic": optimizer}
-        self.values = self.returns = torch.empty(
-            0, dtype=torch.float32
-        )  # [M, B, T], of the last rollout, and their targets
+        # [M, B, T], of the last rollout, and their targets
+        self.values = self.returns = torch.empty(0, dtype=torch.float32)
 
     def _estimate(self, rollout: Rollout, rewards: torch.Tensor) -> torch.Tensor:
         mask = rollout.tokens.mask

@@ -55,6 +55,28 @@ def kl_to_reference(
     return {"kl_sequence": total / len(prompts), "kl_token": total / max(tokens, 1)}
 
 
+def kl_to_plain_prompts(policy: Policy, prompt: str, seed: int, temperature: float = 1.0) -> float:
+    """KL of a policy that reads examples before a prompt to the same one without them, as above (nats)."""
+    (samples,) = policy.generate([prompt], seed, temperature)
+    completion = samples[0]
+    examples = policy.examples
+    shown = policy.encode(prompt)
+    try:
+        policy.examples = ()
+        alone = policy.encode(prompt)
+    finally:
+        policy.examples = examples
+    model = cast("PeftModel", policy.model)
+    with torch.no_grad():
+        logprobs, reference = (
+            _next_token_logprobs(
+                model, torch.tensor([[*ids, *completion.ids]], device=policy.device), len(ids), temperature
+            )
+            for ids in (shown, alone)
+        )
+    return float((logprobs.exp() * (logprobs - reference)).sum())
+
+
 @contextmanager
 def as_dpo_reference(model: PeftModel, adapter: Adapter | None) -> Iterator[None]:
     """Use the reference of a model: another adapter, or its backbone where that is None."""

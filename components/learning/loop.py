@@ -5,7 +5,6 @@
             loss.begin_minibatch(micro-batches)
             add the gradients of the mean of loss(rows), micro-batch by micro-batch
         loss.before_step(); the training ends here if loss.stops()
-        training.before_step()
         clip, and take a step of the optimizer and of its schedule
 
 What is minimized is a value, a `Loss`; the loop knows no objective. The optimizer is built for each
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,9 +46,6 @@ Part = Callable[[Sequence[Any]], Sequence[Any]]
 """Selects consecutive elements, such as a round's steps that train the private modules."""
 Gradients = list[torch.Tensor | None]
 """Gradients of parameters, in their order; None for one that is frozen or not used."""
-GradientRule = Callable[["RowLosses", Parameters, float], Gradients]
-"""How a micro-batch's losses, with its share of the step, become gradients: of their mean, or of each
-pair's loss apart (`pair_gradients`), which a rule may change first, as clipping for privacy does."""
 
 
 class TrainingError(UserError, RuntimeError):
@@ -60,8 +56,17 @@ class RowLosses(NamedTuple):
     """The losses of a micro-batch."""
 
     values: torch.Tensor  # [k], of the rows that count (nats); 0 of one that a minibatch excludes
-    pairs: Rows  # [k], the client's pair that each of these rows belongs to
     tokens: int  # that went through the model
+
+
+class StepAccumulator(Protocol):
+    """Makes the gradient of a step."""
+
+    def add(self, minibatches: Sequence[Rows], advice: str) -> tuple[float, int]:
+        """Add the gradients of a step; gives the mean loss of its minibatches, and the number of tokens.
+
+        A loss that is not finite is a TrainingError, whose message has the advice.
+        """
 
 
 class StepFigures(NamedTuple):
@@ -100,11 +105,15 @@ class Loss:
         """The losses of a micro-batch; may be called in several threads if `concurrent`."""
         raise NotImplementedError
 
+    def rows_of(self, pair: int) -> Rows:
+        """The rows that one of the client's pairs is shown in."""
+        return np.array([pair])
+
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         """Called before the first micro-batch, for losses that depend on the whole minibatch."""
 
     def before_step(self) -> None:
-        """Called when a step's gradient is complete and the parameters have not changed yet."""
+        """Called when a step's gradient is complete, before clipping; it may change the gradient in place."""
 
     def stops(self) -> bool:
         """Whether to end without the step whose gradient is complete; not asked before the first one."""
@@ -122,6 +131,10 @@ class Loss:
         """Tensors that the client keeps for its next round, fp32 on the CPU."""
         return {}
 
+    def sent(self, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tensors that the client sends, of the trained adapter; all are fp32 on the CPU."""
+        return adapter
+
 
 @dataclass(frozen=True)
 class Training:
@@ -132,9 +145,6 @@ class Training:
     optimizer: OptimizerConfig  # with its schedule, and the minibatches that it accumulates per step
     seed: int  # the order of the rows, and dropout, are functions of it
     micro_batch_size: int | None = None  # rows that go through the model at once; None: a minibatch
-    proximal_weight: float = 0.0  # mu of (mu / 2) |phi - phi_0|^2, see `proximal_term`
-    # Called before each step that is taken, with its complete gradient, which it may change in place.
-    before_step: Callable[[], None] | None = None
     # Called after each step; the training ends if it returns True.
     progress: Callable[[StepFigures], bool | None] | None = None
 
@@ -190,7 +200,7 @@ def train(
     loss: Loss,
     training: Training,
     parameter_groups: tuple[ParameterGroup, ...] = (),
-    gradient_rule: GradientRule | None = None,
+    accumulate: Callable[[Loss, Parameters], StepAccumulator] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trained:
     """Take one optimizer step per `accumulation` minibatches, whose gradients are averaged.
@@ -203,14 +213,14 @@ def train(
         minibatches: their number determines the length of the schedule.
         training: its steps and its batch size are not used.
         parameter_groups: further parameters of the model, at rates of their own.
-        gradient_rule: None takes `mean_gradients`.
+        accumulate: makes the gradient of a step of one minibatch; None takes that of `Accumulator`.
         optimizer: over the parameters; None takes that of `build_optimizer`.
 
     Raises:
         TrainingError: a loss is not finite; the message names the step.
     """
     config = training.optimizer
-    size = config.accumulation if loss.accumulates else 1
+    size = config.accumulation if loss.accumulates and accumulate is None else 1
     batches = list(minibatches)
     steps = [batches[start : start + size] for start in range(0, len(batches), size)]
     optimizer = optimizer or build_optimizer(parameters, config)
@@ -218,7 +228,6 @@ def train(
     for members, lr in (*parameter_groups, *loss.parameter_groups):
         optimizer.add_param_group({"params": list(members), "lr": lr})
         clipped.append(members)
-    penalty = proximal_term(parameters, training.proximal_weight)
     trained = list(chain.from_iterable(clipped))
     scheduler = build_scheduler(optimizer, config, len(steps))
     losses: list[float] = []
@@ -227,10 +236,12 @@ def train(
     start = time.perf_counter()
     model.train(loss.dropout)
     halve = loss.concurrent and not (loss.dropout and find_active_dropout(model))
-    parts = concurrent_parts(parameters[0].device) if halve and gradient_rule is None else 1
-    accumulator = Accumulator(
-        loss, trained, training.micro_batch_size, parts, gradient_rule or mean_gradients, penalty
-    )
+    accumulator: StepAccumulator
+    if accumulate is None:
+        parts = concurrent_parts(parameters[0].device) if halve else 1
+        accumulator = Accumulator(loss, trained, training.micro_batch_size, parts)
+    else:
+        accumulator = accumulate(loss, trained)
     try:
         with seeded(str(parameters[0].device), training.seed), checkpointed(model):
             for step, step_batches in enumerate(steps):
@@ -240,8 +251,6 @@ def train(
                 loss.before_step()
                 if step and loss.stops():
                     break
-                if training.before_step is not None:
-                    training.before_step()
                 norms.append(math.hypot(*(clip_gradients(members, config.clip) for members in clipped)))
                 rate = float(scheduler.get_last_lr()[0])
                 optimizer.step()
@@ -256,11 +265,6 @@ def train(
     return Trained(losses, norms, tokens, time.perf_counter() - start)
 
 
-def mean_gradients(losses: RowLosses, parameters: Parameters, share: float) -> Gradients:
-    """The gradients of the mean loss of the rows, times their share of the step."""
-    return gradients_of(losses.values.mean() * share, parameters)
-
-
 @dataclass(frozen=True)
 class Accumulator:
     """Adds the gradients of minibatches to those of parameters."""
@@ -269,8 +273,6 @@ class Accumulator:
     parameters: Parameters
     micro_batch_size: int | None
     parts: int = 1  # of a micro-batch that are computed concurrently
-    rule: GradientRule = mean_gradients
-    penalty: Callable[[], torch.Tensor] | None = None
 
     def add(self, minibatches: Sequence[Rows], advice: str) -> tuple[float, int]:
         """Add the gradients of a step; gives the mean loss of its minibatches, and the number of tokens.
@@ -299,10 +301,8 @@ class Accumulator:
 
     def _compute(self, rows: Rows, share: float) -> tuple[float, Gradients, int]:
         losses = self.loss(rows)
-        if self.penalty is not None:
-            losses = losses._replace(values=losses.values + self.penalty())
         value = losses.values.detach().mean() * share
-        return value.item(), self.rule(losses, self.parameters, share), losses.tokens
+        return value.item(), gradients_of(losses.values.mean() * share, self.parameters), losses.tokens
 
 
 def split_rows(rows: Rows, size: int | None) -> list[Rows]:
@@ -311,21 +311,10 @@ def split_rows(rows: Rows, size: int | None) -> list[Rows]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def pair_gradients(losses: RowLosses, parameters: Parameters) -> Iterator[tuple[int, Gradients]]:
-    """Each pair of a micro-batch with the gradients of its loss, the sum of those of its rows.
-
-    Rows of a pair in another micro-batch of the step are not part of it.
-    """
-    pairs = np.unique(losses.pairs).tolist()
-    for pair in pairs:
-        own = losses.values[torch.from_numpy(losses.pairs == pair).to(losses.values.device)]
-        yield pair, gradients_of(own.sum(), parameters, keep_graph=pair != pairs[-1])
-
-
-def gradients_of(value: torch.Tensor, parameters: Parameters, keep_graph: bool = False) -> Gradients:
+def gradients_of(value: torch.Tensor, parameters: Parameters) -> Gradients:
     """Gradients of a value; None for a parameter that is frozen or not used."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    gradients = iter(torch.autograd.grad(value, trained, allow_unused=True, retain_graph=keep_graph))
+    gradients = iter(torch.autograd.grad(value, trained, allow_unused=True))
     return [next(gradients) if parameter.requires_grad else None for parameter in parameters]
 
 
@@ -341,22 +330,6 @@ def add_gradients(parameters: Parameters, gradients: Gradients) -> None:
 def clip_gradients(parameters: Parameters, max_norm: float | None) -> float:
     """Scale gradients down to a global norm, in place; None does not. Returns the norm before."""
     return torch.nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm).item()
-
-
-def proximal_term(parameters: Parameters, weight: float) -> Callable[[], torch.Tensor] | None:
-    """(mu / 2) |phi - phi_0|^2, which is added to the loss of each row (Li et al. 2020, FedProx, eq. 2).
-
-    phi_0 are the present values of the parameters, and mu is the weight; None where that is 0.
-    """
-    if not weight:
-        return None
-    initial = [parameter.detach().clone() for parameter in parameters]
-
-    def distance() -> torch.Tensor:
-        squares = ((p - p0).square().sum() for p, p0 in zip(parameters, initial, strict=True))
-        return weight / 2 * sum(squares, start=torch.zeros((), dtype=torch.float32, device=initial[0].device))
-
-    return distance
 
 
 def build_optimizer(parameters: Parameters, config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -19,7 +19,8 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from components.learning.loop import Accumulator, Loss, Parameters, RowLosses, Rows, Trained
+from components.learning.loop import Accumulator, Loss, Parameters, Rows, Trained
+from components.learning.wrapped_losses import WrappedLoss
 from components.models.checkpointing import checkpointed
 from components.seeding import seeded
 
@@ -74,10 +75,8 @@ def adapt(
         model.eval()
 
 
-class MetaLoss(Loss):
+class MetaLoss(WrappedLoss):
     """Takes the inner steps before each outer minibatch, and undoes them before the outer step."""
-
-    accumulates = False
 
     def __init__(
         self,
@@ -88,8 +87,8 @@ class MetaLoss(Loss):
         micro_batch_size: int | None = None,
     ) -> None:
         """Wrap a loss; the batches are those of `group_meta_batches`, and lr is that of the inner steps."""
-        self.loss = loss
-        self.dropout, self.parameter_groups = loss.dropout, loss.parameter_groups
+        super().__init__(loss)
+        self.concurrent = self.accumulates = False
         self.tokens = 0  # of the inner steps
         self._meta_batches = meta_batches
         self._remaining = iter(meta_batches)
@@ -102,9 +101,6 @@ class MetaLoss(Loss):
     def outer_minibatches(self) -> list[Rows]:
         """The minibatches of the outer steps."""
         return [minibatches[-1] for minibatches in self._meta_batches]
-
-    def __call__(self, rows: Rows) -> RowLosses:
-        return self.loss(rows)
 
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         """Take the inner steps of the next meta-step."""
@@ -119,9 +115,6 @@ class MetaLoss(Loss):
         with torch.no_grad():
             for parameter, value in zip(self._parameters, self._initial, strict=True):
                 parameter.copy_(value)
-
-    def stops(self) -> bool:
-        return self.loss.stops()
 
     def metrics(self, trained: Trained) -> dict[str, float]:
         """As of the wrapped loss, with steps counted in gradients, as those of other methods are.

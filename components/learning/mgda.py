@@ -42,7 +42,10 @@ def solve(gram: np.ndarray, beta: float, preference: Sequence[float] | None = No
     if quadratic is None:
         return shares
     if len(quadratic) == 2:
-        return _solve_two(quadratic)
+        # The denominator is above 0, because the matrix is positive definite.
+        (a, b), (_, c) = quadratic
+        first = min(1.0, max(0.0, (c - b) / (a + c - 2 * b)))
+        return np.array([first, 1.0 - first])
     if len(quadratic) <= MAX_ENUMERATED_OBJECTIVES:
         return _solve_by_faces(quadratic)
     return _solve_by_cvxpy(quadratic)
@@ -72,16 +75,6 @@ def _build_quadratic(
         )
     if not 0 <= beta < np.inf:
         raise ValueError(f"beta is {beta}: it must be at least 0")
-    if not _has_information(gram):
-        return None, p / p.sum()
-    # Dividing by the largest diagonal value first keeps the trace finite.
-    scaled = (gram + gram.T) / 2 / np.diag(gram).max()
-    # The second term replaces a beta that is 0 or almost 0.
-    penalty = np.maximum(beta / p, MIN_BETA / (p / p.max()))
-    return scaled / np.trace(scaled) + np.diag(penalty / 2), p / p.sum()
-
-
-def _has_information(gram: np.ndarray) -> bool:
     problem = ""
     if not np.isfinite(gram).all():
         problem = f"the Gram matrix of {len(gram)} gradients has values that are NaN or infinite"
@@ -89,14 +82,12 @@ def _has_information(gram: np.ndarray) -> bool:
         problem = f"all {len(gram)} gradients are 0"
     if problem:
         log.warning("MGDA: %s; the weights are those of the preference alone", problem)
-    return not problem
-
-
-def _solve_two(quadratic: np.ndarray) -> np.ndarray:
-    # The denominator is above 0, because the matrix is positive definite.
-    (a, b), (_, c) = quadratic
-    first = min(1.0, max(0.0, (c - b) / (a + c - 2 * b)))
-    return np.array([first, 1.0 - first])
+        return None, p / p.sum()
+    # Dividing by the largest diagonal value first keeps the trace finite.
+    scaled = (gram + gram.T) / 2 / np.diag(gram).max()
+    # The second term replaces a beta that is 0 or almost 0.
+    penalty = np.maximum(beta / p, MIN_BETA / (p / p.max()))
+    return scaled / np.trace(scaled) + np.diag(penalty / 2), p / p.sum()
 
 
 def _solve_by_faces(quadratic: np.ndarray) -> np.ndarray:

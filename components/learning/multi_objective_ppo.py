@@ -147,7 +147,14 @@ class MultiObjectivePpo:
         micro_batches = split_rows(indices, self._training.micro_batch_size)
         with checkpointed(self._resident.model):
             parts = [self._scaled_gradients(rollout, advantages, rows, indices) for rows in micro_batches]
-        return _sum_parts(parts)
+        width = max(part.states.shape[1] for part in parts)
+        states = [pad(part.states, (0, 0, 0, width - part.states.shape[1])) for part in parts]
+        return ObjectiveGradients(
+            gradients=sum((part.gradients for part in parts[1:]), start=parts[0].gradients),
+            losses=[sum(losses) for losses in zip(*(part.losses for part in parts), strict=True)],
+            kl=sum(part.kl for part in parts),
+            states=torch.cat(states),
+        )
 
     def metrics(self, trained: Trained) -> dict[str, float]:
         """Metrics of the round: means over its rollouts or steps, and the last values of LAST_METRICS."""
@@ -182,7 +189,10 @@ class MultiObjectivePpo:
                 f"a gradient is NaN or infinite at step {number}: lower the learning rate, "
                 "or inspect the rewards of this client"
             )
-        weights, gradient = self._combine(computed.gradients)
+        weights, gradient = self.weights, computed.gradients[0]
+        if weights is None:
+            weights = solve_weights(computed.gradients, list(self._rewards), self._config)
+            gradient = torch.as_tensor(weights).to(gradient) @ computed.gradients
         parts = torch.split(gradient, [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.reshape(parameter.shape).to(parameter.dtype)
@@ -196,13 +206,6 @@ class MultiObjectivePpo:
     def _add(self, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
             self.history[name].append(value)
-
-    def _combine(self, gradients: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
-        if self.weights is not None:
-            return self.weights, gradients[0]
-        weights = solve_weights(gradients, list(self._rewards), self._config)
-        factors = torch.as_tensor(weights, dtype=gradients.dtype, device=gradients.device)
-        return weights, factors @ gradients
 
     def _scaled_gradients(
         self, rollout: Rollout, advantages: torch.Tensor, indices: Rows, minibatch: Rows
@@ -237,18 +240,6 @@ class MultiObjectivePpo:
             kl=approximate_kl(tokens.logprobs, old, tokens.mask) * token_share,
             states=tokens.states.detach(),
         )
-
-
-def _sum_parts(parts: Sequence[ObjectiveGradients]) -> ObjectiveGradients:
-    """The gradients of a minibatch from those of its micro-batches, which are scaled already."""
-    width = max(part.states.shape[1] for part in parts)
-    states = [pad(part.states, (0, 0, 0, width - part.states.shape[1])) for part in parts]
-    return ObjectiveGradients(
-        gradients=sum((part.gradients for part in parts[1:]), start=parts[0].gradients),
-        losses=[sum(losses) for losses in zip(*(part.losses for part in parts), strict=True)],
-        kl=sum(part.kl for part in parts),
-        states=torch.cat(states),
-    )
 
 
 def solve_weights(gradients: torch.Tensor, objectives: Sequence[str], config: MultiObjective) -> np.ndarray:

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from components.config import PairPpoObjective
 from components.config.local_objectives import CriticAdvantage, OfflinePpoObjective
 from components.learning.client_data import ClientData
-from components.learning.loop import Loss, Part, RowLosses, Rows, Trained, Training
+from components.learning.loop import Loss, Part, RowLosses, Rows, Trained, Training, split_rows
 from components.learning.ppo import (
     approximate_kl,
     compute_gae,
@@ -38,6 +38,9 @@ from components.learning.preference import count_tokens
 from components.models.logprobs import CompletionTokens
 from components.models.store import Adapter
 from components.seeding import generator
+
+PREFIX = "critic."
+"""Beginning of the names of a critic's tensors among those that a client keeps."""
 
 
 class PairPpoLoss(Loss):
@@ -65,7 +68,7 @@ class PairPpoLoss(Loss):
         if isinstance(data.objective, OfflinePpoObjective) and data.objective.critic is not None:
             self.critic = Critic(data.objective.critic, data)
             self.parameter_groups = ((list(self.critic.head.parameters()), data.objective.critic.lr),)
-        self.encoded = {int(n): self.resident.encode_pair(data.pairs[n]) for n in data.used}
+        self.encoded = {int(n): self.resident.encode(*data.pairs[n].texts) for n in data.used}
         self.places = {int(n): place for place, n in enumerate(data.used)}
         self.distances: list[float] = []  # KL from the received policy of each minibatch (nats per token)
         self.stopped = False
@@ -122,7 +125,7 @@ class PairPpoLoss(Loss):
             value_losses = value_loss(self.critic.values(tokens), before, returns, config.clip)
             losses = losses + self.critic.config.value * value_losses
         pair_losses = masked_mean(losses, tokens.mask, per_row=True).reshape(len(rows), 2).mean(1)
-        return RowLosses(pair_losses, rows, count_tokens(encoded))
+        return RowLosses(pair_losses, count_tokens(encoded))
 
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         rows = np.concatenate(micro_batches)
@@ -161,12 +164,19 @@ class Critic:
         self.head.to(resident.policy.device)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
-        if data.tensors:
-            self.head.load_state_dict(data.tensors)
+        own = {
+            name.removeprefix(PREFIX): tensor
+            for name, tensor in data.tensors.items()
+            if name.startswith(PREFIX)
+        }
+        if own:
+            self.head.load_state_dict(own)
 
     def read(self) -> Adapter:
         """The head's tensors by name, fp32 on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self.head.state_dict().items()}
+        return {
+            f"{PREFIX}{name}": value.detach().cpu().clone() for name, value in self.head.state_dict().items()
+        }
 
     def values(self, tokens: CompletionTokens) -> torch.Tensor:
         """Values [M, T] of the tokens of completions, without gradients of their hidden states."""
@@ -179,7 +189,7 @@ def draw_minibatches(rows: int, config: PairPpoObjective, seed: int) -> list[Row
     minibatches = []
     for epoch in range(config.epochs):
         order = generator(seed, "ppo epoch", epoch).permutation(rows)
-        minibatches += [order[start : start + config.minibatch] for start in range(0, rows, config.minibatch)]
+        minibatches += split_rows(order, config.minibatch)
     return minibatches
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from components.data.records import Pairs
+from components.data.records import Pair
 from components.results import Result
 
 if TYPE_CHECKING:
-    from components.models.resident import Pair, ResidentPolicy
+    from components.models.resident import ResidentPolicy
 
 Array = npt.NDArray[np.float64]
 
@@ -68,33 +68,46 @@ class PairFigures(Result):
     assigned: PairFigures | None = None  # the same by the one model that the client uses
 
 
-def pair_figures(scores: PreferenceScores, pairs: Pairs, assigned: int | None = None) -> PairFigures:
-    """Figures of U models on N pairs, which have a domain; `assigned` is the model that the client uses."""
-    votes = _votes(scores.orders)
-    domains = np.array([pair["domain"] for pair in pairs], dtype=object)
+def pair_figures(
+    scores: PreferenceScores, pairs: Sequence[Pair], assigned: int | None = None, flip: float = 0.0
+) -> PairFigures:
+    """Figures of U models on N pairs, which have a domain.
+
+    Args:
+        scores: of the pairs.
+        pairs: the pairs.
+        assigned: the model that the client uses.
+        flip: probability p with which verdicts of the pairs were exchanged. The figures are corrected, so
+            that their expectations are those of the true verdicts; shares may lie outside [0, 1].
+    """
+    votes = (_votes(scores.orders) - flip) / (1 - 2 * flip)
+    margins = np.mean(scores.orders, axis=0).mean(axis=0) / (1 - 2 * flip)
+    rewards = None if scores.rewards is None else scores.rewards.mean(axis=0)
+    if rewards is not None and flip:  # an exchanged pair has the reward of its rejected completion
+        rewards = rewards + flip * margins
+    domains = np.array([pair.domain for pair in pairs], dtype=object)
     by_domain = {name: votes[domains == name] for name in sorted(set(domains.tolist()))}
     return PairFigures(
         pairs=len(pairs),
         votes=float(votes.sum()),
-        margin=float(np.mean(scores.orders, axis=0).mean(axis=0).sum()),
-        reward=None if scores.rewards is None else float(scores.rewards.mean(axis=0).sum()),
+        margin=float(margins.sum()),
+        reward=None if rewards is None else float(rewards.sum()),
         by_metric={
-            name: float(_votes([margins]).sum()) for name, margins in scores.margins_by_metric.items()
+            name: float(((_votes([own]) - flip) / (1 - 2 * flip)).sum())
+            for name, own in scores.margins_by_metric.items()
         },
         domains={name: (len(own), float(own.sum())) for name, own in by_domain.items()},
-        assigned=None if assigned is None else pair_figures(scores.select([assigned]), pairs),
+        assigned=None if assigned is None else pair_figures(scores.select([assigned]), pairs, flip=flip),
     )
 
 
 def _votes(orders: Sequence[Array]) -> Array:
-    """The mean of the majority over the orders of presentation, [N], of margins [U, N] each."""
-    return np.asarray(np.mean([_majority(margins) for margins in orders], axis=0))
+    """The majority of U models on each pair, [N]: 1 for chosen, 0 for rejected, 0.5 for a tie.
 
-
-def _majority(margins: Array) -> Array:
-    """The majority of the models on each pair, [N]: 1 for chosen, 0 for rejected, 0.5 for a tie."""
-    votes = np.where(margins > 0, 1.0, np.where(margins < 0, 0.0, 0.5)).mean(axis=0)
-    return np.where(votes > 0.5, 1.0, np.where(votes < 0.5, 0.0, 0.5))
+    It is the mean over the orders of presentation, of which each has margins [U, N].
+    """
+    votes = [np.where(one > 0, 1.0, np.where(one < 0, 0.0, 0.5)).mean(axis=0) for one in orders]
+    return np.asarray(np.mean([(vote > 0.5) + 0.5 * (vote == 0.5) for vote in votes], axis=0))
 
 
 def policy_scores(
@@ -109,7 +122,7 @@ def policy_scores(
     They are made of summed log-probabilities of chosen and rejected, [U, N, 2], those under the
     reference, [N, 2], and the margins of a reward head, [U, N].
     """
-    completions = [resident.encode_pair(pair)[1:] for pair in pairs]
+    completions = [resident.encode(*pair.texts)[1:] for pair in pairs]
     lengths = np.array([[len(tokens) for tokens in pair] for pair in completions]).reshape(len(pairs), 2)
     ratios = logprobs - reference
     per_token = logprobs / lengths
@@ -131,13 +144,4 @@ def pair_logprobs(
     """
     if not pairs:
         return np.zeros((0, 2))
-    return resident.score([resident.encode_pair(pair) for pair in pairs], batch_size, reference)
-
-
-def implicit_margins(policy: Array, reference: Array) -> Array:
-    """Margins of the implicit reward, over beta, [N] (Rafailov et al. 2023, section 4).
-
-    They are those of log pi / pi_ref, chosen minus rejected, from summed log-probabilities [N, 2].
-    """
-    ratios = policy - reference
-    return np.asarray(ratios[:, 0] - ratios[:, 1])
+    return resident.score([resident.encode(*pair.texts) for pair in pairs], batch_size, reference)

@@ -18,7 +18,7 @@ from components.config import DpoObjective, PdpoObjective
 from components.config.local_objectives import ExclusionConfig
 from components.learning.client_data import ClientData
 from components.learning.loop import Loss, RowLosses, Rows, Trained
-from components.learning.objectives import dpo_margin_loss, pdpo_loss, sft_loss
+from components.learning.objectives import corrected, dpo_margin_loss, pdpo_loss, sft_loss
 from components.models.logprobs import TokenRow
 from components.seeding import restored
 
@@ -44,13 +44,18 @@ class SftLoss(Loss):
 
     def __init__(self, data: ClientData) -> None:
         self.resident = data.resident
-        self.encoded = [data.resident.encode(pair["prompt"], pair["chosen"]) for pair in data.pairs]
+        self.flip = data.flip  # with it the loss of the rejected completions is a part of the corrected one
+        self.encoded = [
+            data.resident.encode(*(pair.texts if self.flip else pair.texts[:2])) for pair in data.pairs
+        ]
 
     def __call__(self, rows: Rows) -> RowLosses:
         encoded = [self.encoded[n] for n in rows]
-        logprobs = self.resident.logprobs(encoded)[:, 0]
-        lengths = torch.tensor([len(completion) for _, completion in encoded], device=logprobs.device)
-        return RowLosses(sft_loss(logprobs, lengths), rows, count_tokens(encoded))
+        logprobs = self.resident.logprobs(encoded)
+        lengths = torch.tensor([list(map(len, row[1:])) for row in encoded], device=logprobs.device)
+        losses = sft_loss(logprobs, lengths)
+        values = corrected(losses[:, 0], losses[:, 1], self.flip) if self.flip else losses[:, 0]
+        return RowLosses(values, count_tokens(encoded))
 
 
 class PreferenceLoss(Loss):
@@ -66,7 +71,7 @@ class PreferenceLoss(Loss):
         self.resident = data.resident
         self.encoded = data.encode_pairs()
         self.reference = data.reference_logprobs()
-        self.beta = objective.beta
+        self.beta, self.flip = objective.beta, data.flip
         self.exclusion: ExclusionConfig | None = None
         self.reward_head: Any = None
         self.scale = data.numbers.get("scale", INITIAL_SCALE)  # s of eq. 7
@@ -75,21 +80,25 @@ class PreferenceLoss(Loss):
             personal = data.resident.personal
             self.reward_head = None if personal is None else personal.head.reward
             self.momentum, self.max_scale = objective.scale_momentum, objective.max_scale
-            self.reward_weight = interpolate_reward_weight(objective.reward_weight, data.progress)
+            # w_r: linear from the first to the last round (section 3.2.2; D.3: 0.5 to 1.5). D.3 also names
+            # a "baseline 0.8" without saying of what; it is not used.
+            first, last = objective.reward_weight
+            self.reward_weight = first + (last - first) * data.progress
         self.dpo_loss = 0.0  # of plain DPO, the sum over all pairs
         self.seen = self.excluded = 0  # pairs
+        self.logprobs = torch.zeros(2, dtype=torch.float64)  # sums over them, of chosen and rejected
         self._row_weights: list[torch.Tensor] = []  # of the micro-batches to come
 
     def __call__(self, rows: Rows) -> RowLosses:
-        implicit, explicit = self._margins(rows)
+        implicit, explicit, logprobs = self._margins(rows)
         tokens = count_tokens([self.encoded[n] for n in rows])
         if self._row_weights:
-            return RowLosses(self._losses(implicit, explicit) * self._row_weights.pop(0), rows, tokens)
-        is_kept = self._observe(implicit, explicit)
+            return RowLosses(self._losses(implicit, explicit) * self._row_weights.pop(0), tokens)
+        is_kept = self._observe(implicit, explicit, logprobs)
         losses = self._losses(implicit, explicit)
         if self.exclusion is None:
-            return RowLosses(losses, rows, tokens)
-        return RowLosses(losses[is_kept], rows[is_kept.cpu().numpy()], tokens)
+            return RowLosses(losses, tokens)
+        return RowLosses(losses[is_kept], tokens)
 
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         """Compute s and the excluded pairs of several micro-batches, which depend on all margins.
@@ -100,15 +109,25 @@ class PreferenceLoss(Loss):
             return
         with torch.no_grad(), restored(self.resident.policy.device):
             margins = [self._margins(rows) for rows in micro_batches]
-        implicit = torch.cat([part for part, _ in margins])
-        explicit = [part for _, part in margins if part is not None]
-        is_kept = self._observe(implicit, torch.cat(explicit) if explicit else None)
+        implicit = torch.cat([part for part, *_ in margins])
+        explicit = [part for _, part, _ in margins if part is not None]
+        logprobs = torch.cat([part for *_, part in margins])
+        is_kept = self._observe(implicit, torch.cat(explicit) if explicit else None, logprobs)
         weights = is_kept * (len(is_kept) / is_kept.sum())  # so that the mean is that of the kept pairs
         self._row_weights = list(torch.split(weights, [len(rows) for rows in micro_batches]))
 
     def metrics(self, trained: Trained) -> dict[str, float]:
-        """Also `dpo`, which the decay of learning rates follows (D.3.1), `excluded`, a share, and `scale`."""
+        """Also those of DPO and PDPO.
+
+        They are `dpo`, which the decay of learning rates follows (D.3.1), `excluded`, a share, `scale`, and
+        the mean log-likelihoods of chosen and rejected completions (nats), which may both fall while their
+        difference rises (arXiv 2502.07599).
+        """
+        chosen, rejected = (self.logprobs / self.seen).tolist()
+        exchanged = self.flip * (chosen - rejected) / (1 - 2 * self.flip)
+        chosen, rejected = chosen + exchanged, rejected - exchanged  # for exchanged verdicts
         metrics = trained.metrics() | {"dpo": self.dpo_loss / self.seen}
+        metrics |= {"logps_chosen": chosen, "logps_rejected": rejected}
         if self.exclusion is not None:
             metrics["excluded"] = self.excluded / self.seen
         return metrics | self.numbers()
@@ -116,8 +135,11 @@ class PreferenceLoss(Loss):
     def numbers(self) -> dict[str, float]:
         return {} if self.reward_head is None else {"scale": self.scale}
 
-    def _margins(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Implicit margins [n] of pairs, and the explicit ones if there is a reward head."""
+    def _margins(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Implicit margins [n] of pairs, the explicit ones if there is a reward head, and log-likelihoods.
+
+        The latter, [n, 2], have no gradient.
+        """
         encoded = [self.encoded[n] for n in rows]
         explicit = None
         if self.reward_head is None:
@@ -127,11 +149,15 @@ class PreferenceLoss(Loss):
             rewards = self.reward_head(features)
             explicit = rewards[:, 0] - rewards[:, 1]
         ref = torch.as_tensor(self.reference[rows], dtype=torch.float32, device=logprobs.device)
-        return (logprobs[:, 0] - ref[:, 0]) - (logprobs[:, 1] - ref[:, 1]), explicit
+        implicit = (logprobs[:, 0] - ref[:, 0]) - (logprobs[:, 1] - ref[:, 1])
+        return implicit, explicit, logprobs.detach()
 
-    def _observe(self, implicit: torch.Tensor, explicit: torch.Tensor | None) -> torch.Tensor:
-        """Update s and the counts by the margins of pairs; which of these are kept, [n] bool."""
-        self.dpo_loss += dpo_margin_loss(implicit, self.beta).sum().item()
+    def _observe(
+        self, implicit: torch.Tensor, explicit: torch.Tensor | None, logprobs: torch.Tensor
+    ) -> torch.Tensor:
+        """Update s, the counts and the sums by pairs; which of these are kept, [n] bool."""
+        self.logprobs += logprobs.double().sum(dim=0).cpu()
+        self.dpo_loss += dpo_margin_loss(implicit, self.beta, self.flip).sum().item()
         margins = implicit
         if explicit is not None:
             self.scale = update_scale(self.scale, implicit, explicit, self.momentum, self.max_scale)
@@ -145,17 +171,8 @@ class PreferenceLoss(Loss):
 
     def _losses(self, implicit: torch.Tensor, explicit: torch.Tensor | None) -> torch.Tensor:
         if explicit is None:
-            return dpo_margin_loss(implicit, self.beta)
-        return pdpo_loss(implicit, explicit, self.scale, self.reward_weight, self.beta)
-
-
-def interpolate_reward_weight(limits: Sequence[float], progress: float) -> float:
-    """w_r of a round: linear from the first to the last round (section 3.2.2; D.3: 0.5 to 1.5).
-
-    D.3 also names a "baseline 0.8" without saying of what; it is not used.
-    """
-    start, end = limits
-    return start + (end - start) * progress
+            return dpo_margin_loss(implicit, self.beta, self.flip)
+        return pdpo_loss(implicit, explicit, self.scale, self.reward_weight, self.beta, self.flip)
 
 
 def update_scale(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
@@ -17,19 +18,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from pydantic import Field, model_validator
 
 from components.config import BackboneConfig, FrozenModel, LoraConfig, Section
-from components.data.records import DataError, PairRow, Pairs, read_judges_rows
+from components.data.records import DataError, Pair, read_judges_rows
 from components.environment import disable_transformers_progress_bars
 from components.io import file_hash, read_json, write_atomically
 from components.models.adapters import to_peft_config
 from components.models.backbone import (
     BackboneError,
     fetch_backbone,
+    load_reported,
     load_tokenizer,
     require_stored,
     truncate_layers,
 )
 from components.models.lora_targets import check_targets
-from components.models.pair_reader import PairReader, settings_hash
 from components.models.rewards.classifier import (
     ClassifierReward,
     ClassifierScoring,
@@ -129,7 +130,7 @@ class TrainedReward(ClassifierScoring):
         self,
         folder: Path,
         content: dict[str, Any],
-        data: tuple[list[PairRow], list[PairRow]],
+        data: tuple[list[Pair], list[Pair]],
         resources: RewardResources,
         progress: Progress | None,
     ) -> None:
@@ -158,27 +159,17 @@ class TrainedReward(ClassifierScoring):
             )
         return RewardModel(self.as_classifier(folder), device).score
 
-    def pair_reader(self, key: str) -> PairReader:
-        tokenizer, _ = _load_tokenizer_and_config(self.training.backbone)
-        return PairReader(
-            f"the reward {key}",
-            settings_hash(self),
-            f"{key}.max_length",
-            self.max_length,
-            lambda pair: _encode_pair(tokenizer, self, pair),
-        )
-
     def as_classifier(self, folder: Path) -> ClassifierReward:
         """The trained reward in a folder, as a section of a classifier."""
         scoring = self.model_dump(include={"template", *ClassifierScoring.model_fields} - {"kind"})
         return ClassifierReward(name=str(folder), **scoring)
 
 
-def measure_reward(reward: RewardModel, held_out: Pairs) -> dict[str, float]:
+def measure_reward(reward: RewardModel, held_out: Sequence[Pair]) -> dict[str, float]:
     """Accuracy on held-out pairs, where equal scores count half, and the number of these pairs."""
-    prompts = [row["prompt"] for row in held_out]
-    chosen = reward.score(prompts, [row["chosen"] for row in held_out])
-    rejected = reward.score(prompts, [row["rejected"] for row in held_out])
+    prompts = [row.prompt for row in held_out]
+    chosen = reward.score(prompts, [row.chosen for row in held_out])
+    rejected = reward.score(prompts, [row.rejected for row in held_out])
     accuracy = float(((chosen > rejected) + 0.5 * (chosen == rejected)).mean())
     return {"accuracy": accuracy, "held_out_pairs": len(held_out)}
 
@@ -195,7 +186,7 @@ def _move_into_place(building: Path, folder: Path) -> None:
 
 
 def train_reward(
-    reward: TrainedReward, rows: Pairs, seed: int, device: str, progress: Progress | None = None
+    reward: TrainedReward, rows: Sequence[Pair], seed: int, device: str, progress: Progress | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, list[float]]:
     """Train a classifier with one output on pairs; gives its tokenizer and each step's loss (nats) too.
 
@@ -215,7 +206,11 @@ def train_reward(
     tokenizer, shape = _load_tokenizer_and_config(training.backbone)
     model = _load_classifier(training.backbone, shape, seed)
     check_targets(model, training.lora, classifier=True)
-    encoded = [_encode_pair(tokenizer, reward, row) for row in rows]
+    reader = ResponseFormat(reward.template, reward.max_length)
+    encoded: list[list[list[int]]] = []
+    for row in rows:
+        texts = [(row.prompt, reader.shorten(tokenizer, text)) for text in (row.chosen, row.rejected)]
+        encoded.append([reader.encode(tokenizer, [text])["input_ids"][0].tolist() for text in texts])
     columns = [{"chosen_ids": chosen, "rejected_ids": rejected} for chosen, rejected in encoded]
     pad_token = tokenizer.pad_token
     # No text contains the padding, because the model reads the last token that is not padding.
@@ -242,6 +237,7 @@ def train_reward(
 def _training_arguments(
     training: RewardTrainingConfig, seed: int, device: str, folder: str
 ) -> TrainingArguments:
+    import torch
     from trl.trainer.reward_config import RewardConfig as TrainingArguments
 
     on_cuda = device.startswith("cuda")
@@ -266,21 +262,13 @@ def _training_arguments(
         disable_tqdm=True,
         dataloader_pin_memory=on_cuda,
     )
-    _use_one_device(arguments, device)
-    return arguments
-
-
-def _use_one_device(arguments: TrainingArguments, device: str) -> None:
-    """Let transformers' Trainer use a device alone. It would take all that are visible, and the first one.
-
-    The Trainer asks its arguments, and Accelerate's state, which these arguments have made.
-    """
-    import torch
-
-    place = torch.device(device)
-    if place.type == "cuda":
+    if on_cuda:
+        # transformers' Trainer would use all devices that are visible, and the first one. It asks its
+        # arguments, and Accelerate's state, which these arguments have made.
+        place = torch.device(device)
         vars(arguments).update(_setup_devices=place, _n_gpu=1)
         arguments.distributed_state.device = place
+    return arguments
 
 
 def _loss_callback(losses: list[float], progress: Progress | None) -> TrainerCallback:
@@ -325,37 +313,26 @@ def _load_classifier(backbone: BackboneConfig, shape: PretrainedConfig, seed: in
     import torch
     from transformers import AutoModelForSequenceClassification
 
+    name = f"the backbone '{backbone.name}' of a reward"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed % 2**31)  # inner layers of the head are random
-        model, loading = AutoModelForSequenceClassification.from_pretrained(
+        model, loading = load_reported(
+            AutoModelForSequenceClassification,
+            name,
             fetch_backbone(backbone.location),
             config=shape,
             revision=backbone.revision or "main",
             dtype=torch.float32,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
         )
     missing = sorted(name for name in loading["missing_keys"] if not any(part in name for part in HEAD_NAMES))
     if missing:
         raise BackboneError(
-            f"the backbone '{backbone.name}' of a reward has no weights for {missing[0]}, which would be"
+            f"{name} has no weights for {missing[0]}, which would be"
             " random: use a backbone whose weights are complete (training.backbone.name)."
         )
-    name = f"the backbone '{backbone.name}' of a reward"
     require_stored(model, name, fetch_backbone(backbone.location), backbone.revision)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in loading["missing_keys"] and len(parameter) == shape.num_labels:
                 parameter.zero_()
     return cast("PreTrainedModel", model)
-
-
-def _encode_pair(
-    tokenizer: PreTrainedTokenizerBase, reward: TrainedReward, pair: PairRow
-) -> tuple[list[int], list[int]]:
-    reader = ResponseFormat(reward.template, reward.max_length)
-    responses = (reader.shorten(tokenizer, pair["chosen"]), reader.shorten(tokenizer, pair["rejected"]))
-    texts = [(pair["prompt"], response) for response in responses]
-    chosen, rejected = (reader.encode(tokenizer, [text])["input_ids"][0].tolist() for text in texts)
-    return chosen, rejected

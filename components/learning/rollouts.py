@@ -12,10 +12,10 @@ import torch
 
 from components.config import PpoConfig
 from components.learning.ppo import estimate_kl
-from components.models.generation import Completion
 from components.models.logprobs import CompletionTokens, TokenRow
 from components.models.resident import ResidentPolicy
 from components.models.rewards.reward_section import RewardFunction, Scores, check_scores
+from components.models.samples import Completion
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def score_completions(
     """The rollout of completions of each prompt, which the adapter in the slot has sampled.
 
     All go through the model at once. A reward that fails, or does not give one finite score per
-    completion, is a RewardError.
+    completion, is a UserError.
     """
     resident.model.eval()
     repeated = [prompt for prompt, answer in zip(prompts, answers, strict=True) for _ in answer]

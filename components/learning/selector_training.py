@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from components.data.records import Pair
 from components.learning.loop import Loss, RowLosses, Rows, Trained, Training, train
 from components.learning.objectives import selector_loss
-from components.models.resident import Pair
 from components.models.selector import Comparison
 from components.models.selector_model import WHOLE, BatchShare, Selector
 from components.models.store import Adapter
@@ -17,7 +17,7 @@ from components.models.store import Adapter
 
 def build_labeled_comparisons(pairs: Sequence[Pair]) -> tuple[list[Comparison], np.ndarray]:
     """Both orders of N pairs with their labels [2 N]: (x, y_w, y_l, 0) and (x, y_l, y_w, 1)."""
-    chosen_first = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
+    chosen_first = [Comparison(*pair.texts) for pair in pairs]
     return [*chosen_first, *(pair.swapped() for pair in chosen_first)], np.repeat([0, 1], len(pairs))
 
 
@@ -26,8 +26,10 @@ class SelectorLoss(Loss):
 
     concurrent = True
 
-    def __init__(self, selector: Selector, pairs: Sequence[Pair]) -> None:
+    def __init__(self, selector: Selector, pairs: Sequence[Pair], flip: float = 0.0) -> None:
+        """The loss; with `flip` the mean over both orders of a pair is corrected (objectives.corrected)."""
         self.selector = selector
+        self.flip = flip
         self.pairs = len(pairs)
         comparisons, self.labels = build_labeled_comparisons(pairs)
         self.encoded = [selector.encode(comparison) for comparison in comparisons]
@@ -35,8 +37,12 @@ class SelectorLoss(Loss):
     def __call__(self, rows: Rows) -> RowLosses:
         encoded = [self.encoded[n] for n in rows]
         logits = self.selector.choice_logits(*self.selector.collate(encoded))
-        losses = selector_loss(logits, torch.as_tensor(self.labels[rows], device=logits.device))
-        return RowLosses(losses, rows % self.pairs, sum(map(len, encoded)))
+        labels = torch.as_tensor(self.labels[rows], device=logits.device)
+        losses = selector_loss(logits, labels, self.flip)
+        return RowLosses(losses, sum(map(len, encoded)))
+
+    def rows_of(self, pair: int) -> Rows:
+        return np.array([pair, pair + self.pairs])
 
 
 def train_selector(
@@ -59,7 +65,7 @@ def score_pairs(selector: Selector, pairs: Sequence[Pair]) -> np.ndarray:
     Both orders are measured even where the selector labels in one, because the chosen completion must
     not have a position of its own. With orders 'both' both rows are the mean.
     """
-    comparisons = [Comparison(p["prompt"], p["chosen"], p["rejected"]) for p in pairs]
+    comparisons = [Comparison(*pair.texts) for pair in pairs]
     margins = selector.margins_by_order(comparisons)
     if selector.config.orders == "both":
         margins[:] = margins.mean(axis=0)
@@ -87,11 +93,13 @@ def accuracy(margins: np.ndarray) -> float:
     return float(np.mean((margins > 0) + 0.5 * (margins == 0)))
 
 
-def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Sequence[Adapter]) -> list[float]:
+def validation_losses(
+    selector: Selector, pairs: Sequence[Pair], adapters: Sequence[Adapter], flip: float = 0.0
+) -> list[float]:
     """Validation losses of U adapters (FedBiscuit section 5.1, step 2.1), nats; NaN without pairs.
 
     They are mean cross-entropies over both orders of the pairs. The adapter in the selector's slot
-    is replaced.
+    is replaced. `flip` is that of components.learning.objectives.corrected.
     """
     if not pairs:
         return [float("nan")] * len(adapters)
@@ -101,5 +109,5 @@ def validation_losses(selector: Selector, pairs: Sequence[Pair], adapters: Seque
     for adapter in adapters:
         selector.slot.load(adapter)
         logits = torch.from_numpy(selector.logits(comparisons))
-        losses.append(float(selector_loss(logits, targets).mean()))
+        losses.append(float(selector_loss(logits, targets, flip).mean()))
     return losses

@@ -73,14 +73,9 @@ def to_peft_config(
 
 
 def from_peft_options(options: Mapping[str, Any], names: Iterable[str]) -> LoraConfig:
-    """Convert the content of an adapter_config.json to the recipe's LoRA configuration.
+    """Convert an adapter_config.json, and the names of the adapter's tensors, to the recipe's configuration.
 
-    Args:
-        names: of the adapter's tensors.
-
-    Raises:
-        AdapterError: it uses an option that a recipe does not have, such as rank-stabilized
-            scaling.
+    An option that a recipe does not have, such as rank-stabilized scaling, is an AdapterError.
     """
     used = check_peft_options(options)
     targets = options["target_modules"]

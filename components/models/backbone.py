@@ -61,7 +61,7 @@ def is_local(name: str) -> bool:
     return name not in (EMBEDDED, TINY) and Path(name).is_dir()
 
 
-def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dict[str, Any]:
+def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> Mapping[str, Any]:
     """The content of a backbone's config.json, without importing transformers.
 
     With `local_only` a hub id is only looked up in the cache, without a request.
@@ -77,7 +77,7 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> dic
             text = (folder / "config.json").read_text(encoding="utf-8")
         else:
             text = _fetch_hub_config(name, backbone.revision or "main", local_only)
-        content: dict[str, Any] = json.loads(text)
+        content: Any = json.loads(text)
         if not isinstance(content, dict):
             raise ValueError("expected a mapping of settings")
     except (OSError, ValueError) as error:  # those of huggingface_hub are among them
@@ -240,17 +240,15 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
         dtype = choose_dtype(config.dtype, device)
         if config.device_map is not None:
             placement["device_map"] = offload.place_modules(config, model_config, dtype, device)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model, loading = load_reported(
+            AutoModelForCausalLM,
+            f"backbone '{config.name}'",
             source,
             config=model_config,
             revision=revision,
             dtype=dtype,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
             **placement,
         )
-        model, loading = loaded
     except (OSError, ConnectionError, ImportError) as error:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: "
@@ -278,35 +276,31 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
 def check_weights(config: BackboneConfig) -> tuple[PreTrainedModel, list[str]]:
     """Refuse a backbone that lacks weights, by the headers of its files here; no weight is read.
 
-    Returns:
-        the model on the meta device, and the names of weights in its files that it does not use, but for
-        those of layers that the recipe leaves out.
-
-    Raises:
-        BackboneError: names a weight that is missing, or why the files cannot be read.
+    Gives the model on the meta device, and the names of weights in its files that it does not use, but for
+    those of layers that the recipe leaves out.
     """
-    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM
 
     disable_transformers_progress_bars()
     source, revision = fetch_backbone(config.location), config.revision or "main"
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": False, "local_files_only": True}
-    model_config = AutoConfig.from_pretrained(source, **options)
+    options: dict[str, Any] = {"revision": revision, "local_files_only": True}
+    model_config = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
     truncate_layers(model_config, config)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model, loading = load_reported(
+            AutoModelForCausalLM,
+            f"backbone '{config.name}'",
             source,
             config=model_config,
-            use_safetensors=True,
-            output_loading_info=True,
             device_map={"": "meta"},
             **options,
         )
-    except (OSError, RuntimeError, ValueError, ImportError, SafetensorError) as error:
+    except BackboneError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: {first_line(error)}"
         ) from None
-    model, loading = loaded
     require_weights(f"backbone '{config.name}'", loading)
     layer = re.compile(r"\.(\d+)\.")
     numbers = {name: layer.search(name) for name in sorted(loading["unexpected_keys"])}
@@ -315,16 +309,46 @@ def check_weights(config: BackboneConfig) -> tuple[PreTrainedModel, list[str]]:
     return cast("PreTrainedModel", model), unused
 
 
+def load_reported(auto: Any, model: str, source: str, **options: Any) -> tuple[Any, Mapping[str, Any]]:
+    """A model of an auto class of transformers, and its loading info.
+
+    `model` is its name in a sentence, and the source a local folder or a hub id. A weight of another shape
+    than config.json says, and a file that cannot be read, is a BackboneError.
+    """
+    import torch
+    from safetensors import SafetensorError
+
+    try:
+        loaded, loading = auto.from_pretrained(
+            source,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            **options,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, SafetensorError) as error:
+        raise BackboneError(
+            f"{model}: a file of its weights cannot be read ({first_line(error).rstrip('.')}): copy or"
+            " download it again, or save the model again by save_pretrained."
+        ) from None
+    mismatched = sorted(loading["mismatched_keys"])
+    if mismatched:
+        name, in_file, expected = mismatched[0]
+        raise BackboneError(
+            f"{model}: its weight {name} has the shape {[*in_file]} in its files, but its config.json makes"
+            f" it {[*expected]}: see whether the two belong together, or save the whole model again by"
+            " save_pretrained."
+        )
+    return loaded, loading
+
+
 def require_weights(model: str, loading: Mapping[str, Any]) -> None:
-    """Refuse a model that transformers has completed with random weights.
+    """Refuse a model (by its name in a sentence) that transformers has completed with random weights.
 
-    Args:
-        model: its name in a sentence.
-        loading: the loading info of from_pretrained. Further weights of the files are not used, such as those
-            of layers that a recipe leaves out.
-
-    Raises:
-        BackboneError: names the first missing weight, and the first one that the files have instead.
+    Further weights of the files are not used, such as those of layers that a recipe leaves out.
     """
     missing, others = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
     if missing:
@@ -339,10 +363,7 @@ def require_weights(model: str, loading: Mapping[str, Any]) -> None:
 def require_stored(model: PreTrainedModel, name: str, source: str, revision: str | None) -> None:
     """Refuse a model with a weight that is not the one of its files, see `first_other_weight`.
 
-    Args:
-        name: of the model in a sentence.
-        source: local folder or hub id that it was loaded from.
-        revision: of the hub.
+    `name` is that of the model in a sentence, and the source a local folder or a hub id.
     """
     from importlib.metadata import version
 
@@ -355,17 +376,25 @@ def require_stored(model: PreTrainedModel, name: str, source: str, revision: str
         )
 
 
-def check_architecture(name: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model that is no causal language model of text, by the content of its config.json."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def check_quantization(model: str, config: Mapping[str, Any], more: str = "") -> None:
+    """Refuse a quantized checkpoint, by the content of its config.json.
 
+    `model` is its name in a sentence, which `more` ends.
+    """
     quantized = config.get("quantization_config") or config.get("compression_config")
     if quantized:
         method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else quantized
         raise BackboneError(
-            f"'{name}' is a quantized checkpoint ({method}), which is not read here: name the model that it"
-            " was made from (8 bits in memory: quantization: 8bit of its section)."
+            f"{model} is a quantized checkpoint ({method}), which is not read here: name the model that it"
+            f" was made from{more}."
         )
+
+
+def check_architecture(name: str, config: Mapping[str, Any]) -> None:
+    """Refuse a model that is no causal language model of text, by the content of its config.json."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    check_quantization(f"'{name}'", config, " (8 bits in memory: quantization: 8bit of its section)")
     kind = str(config.get("model_type"))
     if isinstance(config.get("text_config"), Mapping):
         raise BackboneError(

@@ -7,60 +7,48 @@ message.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from components.config import UserError
 from components.config.thoughts import EndpointOptions
-from components.progress import Work, report_work
+from components.models.generation import GenerationProgress
+from components.models.samples import Reply, SampleKey
 
 if TYPE_CHECKING:
     import httpx
 
-log = logging.getLogger(__name__)
 MAX_WAIT_SECONDS = 60.0  # longest pause between two requests
 TRUNCATED_REASONS = ("length", "content_filter")  # `finish_reason` of an answer that did not end by itself
-
-
-class Reply(NamedTuple):
-    """Text of a model, and whether it ended by itself rather than at a limit."""
-
-    text: str
-    finished: bool
 
 
 class ChatEndpoint:
     """A chat endpoint. Each text is sent as the only turn of the user."""
 
-    def __init__(
-        self,
-        options: EndpointOptions,
-        model: str,
-        max_new_tokens: int,
-        description: str,
-        error: type[Exception],
-    ) -> None:
-        """Read the key of an endpoint; if a request fails, the given error is raised.
-
-        Args:
-            description: name of the endpoint in messages, e.g. "the judge's endpoint".
-        """
+    def __init__(self, options: EndpointOptions, model: str, max_new_tokens: int, description: str) -> None:
+        """Read the key of an endpoint, which the description names in messages, as "the judge's endpoint"."""
         self.options = options
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.description = description
-        self.error = error
         self.url = f"{(options.base_url or '').rstrip('/')}/chat/completions"
-        self._key = read_key(options, description, error)
+        self._key = read_key(options, description)
 
-    def generate(self, texts: Sequence[str], temperature: float = 0.0) -> list[Reply]:
-        """Answer each text, in their order. The first failure cancels the other requests.
+    def write(
+        self,
+        prompts: Sequence[str],
+        seed: int | Sequence[SampleKey] = 0,
+        temperature: float = 0.0,
+        progress: GenerationProgress | None = None,
+    ) -> list[Reply]:
+        """As `Policy.write`; the endpoint ignores the seed.
 
-        A request that was refused, or whose repetitions all failed, raises the constructor's error.
+        The first failure cancels the other requests, and is a UserError: a request was refused, or all its
+        repetitions failed.
         """
         import httpx
 
@@ -71,13 +59,14 @@ class ChatEndpoint:
             httpx.Client(headers=headers, timeout=self.options.timeout, limits=limits) as client,
             ThreadPoolExecutor(self.options.concurrency) as pool,
         ):
-            replies = [pool.submit(self._request, client, text, temperature, stopped) for text in texts]
-            answers = []
+            requests = [pool.submit(self._request, client, text, temperature, stopped) for text in prompts]
+            replies = []
             try:
-                for reply in replies:
-                    answers.append(reply.result())
-                    report_work(log, Work(f"replies of {self.description}", len(answers), len(texts)))
-                return answers
+                for request in requests:
+                    replies.append(request.result())
+                    if progress is not None:
+                        progress(len(replies), len(prompts))
+                return replies
             except BaseException:
                 stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -89,7 +78,14 @@ class ChatEndpoint:
         """Send a request, and repeat it as often as the options allow until it succeeds."""
         import httpx
 
-        body = self._body(text, temperature)
+        options: dict[str, object] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": text}],
+            "temperature": temperature or 0,
+            "max_tokens": self.max_new_tokens,
+        }
+        options |= self.options.request
+        body = {name: value for name, value in options.items() if value is not None}
         for attempt in range(self.options.retries + 1):
             wait = min(MAX_WAIT_SECONDS, self.options.backoff * 2**attempt)
             try:
@@ -105,20 +101,11 @@ class ChatEndpoint:
                     wait = _retry_after(response, wait)
             if attempt < self.options.retries and stopped.wait(wait):
                 break
-        raise self.error(
+        raise UserError(
             f"{self.description} {self.url} {fault}; {attempt + 1} requests for one answer failed. "
             f"Check that it is running and how many requests it accepts ({self.options.where}: "
             "base_url, concurrency, retries, backoff, timeout)."
         )
-
-    def _body(self, text: str, temperature: float) -> dict[str, object]:
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": text}],
-            "temperature": temperature or 0,
-            "max_tokens": self.max_new_tokens,
-        }
-        return {name: value for name, value in (body | self.options.request).items() if value is not None}
 
     def _describe_fault(self, response: httpx.Response) -> str:
         """Why a response contains no reply; raises where repeating the request cannot help."""
@@ -127,7 +114,7 @@ class ChatEndpoint:
             return f"answered with something that is not a chat completion: {shown!r}"
         fault = f"answered {response.status_code} {response.reason_phrase}: {shown!r}"
         if response.status_code != 429 and response.status_code < 500:
-            raise self.error(
+            raise UserError(
                 f"{self.description} {self.url} {fault}. "
                 f"Check {self.options.where}: model, base_url, api_key_env, request."
             )
@@ -139,22 +126,22 @@ class ChatEndpoint:
         return " ".join(redacted.split())[:200]
 
 
-def read_key(options: EndpointOptions, description: str, error: type[Exception]) -> str | None:
+def read_key(options: EndpointOptions, description: str) -> str | None:
     """The key in the environment variable that the options name; None if they name no variable.
 
-    Raises `error` if the variable is not set, or has characters that a header cannot contain. The
-    message does not show the value.
+    A variable that is not set, or has characters that a header cannot contain, is a UserError, whose message
+    does not show the value.
     """
     if options.api_key_env is None:
         return None
     key = os.environ.get(options.api_key_env, "").strip()
     if not key:
-        raise error(
+        raise UserError(
             f"the environment variable {options.api_key_env}, which should contain the key of {description} "
             f"({options.where}.api_key_env), is not set: set it where the run is started."
         )
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise error(
+        raise UserError(
             f"the environment variable {options.api_key_env} ({options.where}.api_key_env) contains spaces "
             "or other characters that a key cannot have: set it again."
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from components.config import BackboneConfig, UserError
+from components.config import PolicyConfig, UserError
 from components.models.backbone import EMBEDDED, TINY, load_tokenizer
-from components.models.tokens import control_tokens, encode_continuation
+from components.models.tokens import encode_continuation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -156,9 +157,40 @@ class ChatTemplate:
 
         The templates of some reasoning models write only what follows `</think>`.
         """
-        dialogue = [*messages, {"role": "assistant", "content": answer}]
-        text = self.render(dialogue, add_generation_prompt=False)
-        return answer not in text and "".join(answer.split()) not in "".join(text.split())
+        text, *others = (
+            self.render([*messages, {"role": "assistant", "content": content}], add_generation_prompt=False)
+            for content in (answer, *PROBES)
+        )
+        start = min(
+            _common_prefix(text, other) for other in others
+        )  # the probes begin with different letters
+        return "".join(answer.split()) not in "".join(text[start:].split())
+
+    def written_tokens(self) -> set[str]:
+        """The added tokens that the template writes around turns, special or not."""
+        system, user, answer = (
+            {"role": role, "content": PROBES[0]} for role in ("system", "user", "assistant")
+        )
+        ids: set[int] = set()
+        for turns in ([system, user, answer, user], [user, answer, user], [user]):
+            with suppress(ChatTemplateError):
+                for ends in (False, True):
+                    text = self.render(turns, add_generation_prompt=ends)
+                    ids |= set(self.tokenizer.encode(text, add_special_tokens=False))
+        added = self.tokenizer.added_tokens_decoder
+        return {str(added[token]) for token in ids & self._marks if token in added}
+
+    def rendered_turn(self) -> str:
+        """What the template writes between the content of a user's turn and the answer, without white space.
+
+        It is empty where it has no token that a text cannot contain, or rejects the turn.
+        """
+        try:
+            text = self.render([{"role": "user", "content": PROBES[0]}], add_generation_prompt=True)
+        except ChatTemplateError:
+            return ""
+        turn = text.rpartition(PROBES[0])[2].strip()
+        return turn if any(token in turn for token in self.written_tokens()) else ""
 
     def _encode_turn(self, before: str, turn: str) -> list[int]:
         """Token ids of the end of a dialogue, with the end of its last turn and what follows that."""
@@ -168,22 +200,13 @@ class ChatTemplate:
         return [*ids, cast("int", self.tokenizer.eos_token_id)]
 
 
-def rendered_turn(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What a chat template writes between the content of a user's turn and the answer, without white space.
-
-    It is empty where it has no token that a text cannot contain.
-    """
-    chat = ChatTemplate(tokenizer, {}, date.min.isoformat())
-    text = chat.render([{"role": "user", "content": PROBES[0]}], add_generation_prompt=True)
-    turn = text.rpartition(PROBES[0])[2].strip()
-    return turn if any(token in turn for token in control_tokens(tokenizer)) else ""
-
-
-def reads_clock(backbone: BackboneConfig) -> bool:
-    """Whether the chat template of a backbone prints the present day."""
-    if backbone.name in (EMBEDDED, TINY):  # their templates do not, and the models may not exist yet
+def needs_date(config: PolicyConfig) -> bool:
+    """Whether the chat template of a policy prints the present day, and no day is set in its place."""
+    if config.chat_date is not None or config.chat == "none":
         return False
-    tokenizer = load_tokenizer(backbone)
+    if config.backbone.name in (EMBEDDED, TINY):  # their templates do not, and the models may not exist yet
+        return False
+    tokenizer = load_tokenizer(config.backbone)
     return bool(tokenizer.chat_template) and CLOCK_CALL.search(_default_template(tokenizer)) is not None
 
 

@@ -24,7 +24,7 @@ from components.models.key_values import RowCache
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from components.models.generation import GenerationSettings
+    from components.models.samples import GenerationSettings
 
 
 @dataclass
@@ -38,14 +38,10 @@ class CompletionRequest:
 
 
 def choose_tokens(logits: torch.Tensor, temperature: float, noise: Sequence[torch.Generator]) -> list[int]:
-    """The next token of each row: a sample of softmax(logits / temperature).
+    """The next token of each row of logits [N, V]: a sample of softmax(logits / temperature).
 
-    It is the arg max of logits / temperature - log(-log(u)), where u is uniform in [0, 1).
-
-    Args:
-        logits: [N, V].
-        temperature: 0 chooses the largest logit, and draws nothing.
-        noise: of each row, on the device of the logits.
+    It is the arg max of logits / temperature - log(-log(u)), where u is uniform in [0, 1) and drawn by the
+    row's noise, a generator on the device of the logits. At temperature 0 it is that of the logits.
     """
     if not temperature:
         return cast("list[int]", logits.argmax(dim=-1).tolist())
@@ -113,11 +109,7 @@ class ContinuousBatch:
         """Generate all completions, and yield those that have ended as soon as they have."""
         with torch.inference_mode():
             while self._waiting or any(self.requests):
-                if self._waiting and None in self.requests:
-                    ended = self._admit()
-                else:
-                    self._shrink()
-                    ended = self._step()
+                ended = self._admit() if self._waiting and None in self.requests else self._step()
                 if ended:
                     yield ended
 
@@ -152,7 +144,12 @@ class ContinuousBatch:
             self._prompts[prompt] = _Prompt(key_values, logits[n])
 
     def _step(self) -> list[CompletionRequest]:
+        """Choose the next token of each row; free rows, once they are half of all, are dropped before."""
         rows = [row for row, request in enumerate(self.requests) if request is not None]
+        if 2 * len(rows) <= len(self.requests):
+            self._cache.select(rows)
+            self.requests = [self.requests[row] for row in rows]
+            rows = list(range(len(rows)))
         mask, positions = self._cache.open_column(rows)
         ids = torch.full((len(self.requests), 1), self._pad)
         for row in rows:
@@ -186,13 +183,6 @@ class ContinuousBatch:
                 self.requests[row] = None
                 ended.append(request)
         return ended
-
-    def _shrink(self) -> None:
-        """Drop the free rows once half of the rows are free and no request is waiting for them."""
-        rows = [row for row, request in enumerate(self.requests) if request is not None]
-        if 2 * len(rows) <= len(self.requests):
-            self._cache.select(rows)
-            self.requests = [self.requests[row] for row in rows]
 
 
 def generate_batches(

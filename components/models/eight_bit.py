@@ -16,16 +16,12 @@ from components.config import UserError
 ALTERNATIVES = {"8bit": "none", "adamw_8bit": "adamw"}
 
 
-class EightBitError(UserError, RuntimeError):
-    """8-bit weights or moments that are not available on this machine."""
-
-
 def import_bitsandbytes(key: str, value: str) -> ModuleType:
     """Import bitsandbytes, which a key of the recipe needs for its value."""
     try:
         return importlib.import_module("bitsandbytes")
     except ImportError as error:
-        raise EightBitError(
+        raise UserError(
             f"{key} is '{value}', but the library bitsandbytes cannot be imported here ({error}): "
             f"pip install -e '.[8bit]' in a checkout, or set {key} to '{ALTERNATIVES[value]}'."
         ) from None
@@ -35,39 +31,29 @@ def check_support(key: str, value: str, device: str) -> None:
     """Check by a small computation that a device supports a value, if it needs bitsandbytes."""
     if value not in ALTERNATIVES:
         return
+    import torch
+
     bitsandbytes = import_bitsandbytes(key, value)
     remedy = f"set {key} to '{ALTERNATIVES[value]}'"
     library = f"bitsandbytes {bitsandbytes.__version__}"
     try:
-        finite = _try_layer(bitsandbytes, device) if value == "8bit" else _try_step(bitsandbytes, device)
+        if value == "8bit":
+            with torch.random.fork_rng(devices=[]):  # a new layer draws initial values
+                layer = bitsandbytes.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to(device)
+                computed = layer(torch.ones(1, 64, dtype=torch.float16, device=device))
+        else:
+            computed = torch.nn.Parameter(torch.ones(64, 64, device=device))
+            computed.grad = torch.ones_like(computed)
+            bitsandbytes.optim.AdamW8bit([computed]).step()
+        finite = bool(computed.isfinite().all())
     except Exception as error:
         # Without a binary for the device, bitsandbytes raises RuntimeError, NameError, ...
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise EightBitError(
+        raise UserError(
             f"{key} is '{value}', which {library} does not support on {device} ({reason}): "
             f"use another device (runtime.devices), or {remedy}."
         ) from None
     if not finite:
-        raise EightBitError(
+        raise UserError(
             f"{key} is '{value}', but {library} computes values that are not finite on {device}: {remedy}."
         )
-
-
-def _try_layer(bitsandbytes: ModuleType, device: str) -> bool:
-    """Whether a product of a small 8-bit layer is finite."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):  # a new layer draws initial values
-        layer = bitsandbytes.nn.Linear8bitLt(64, 64, bias=False, has_fp16_weights=False).to(device)
-        product = layer(torch.ones(1, 64, dtype=torch.float16, device=device))
-    return bool(product.isfinite().all())
-
-
-def _try_step(bitsandbytes: ModuleType, device: str) -> bool:
-    """Whether a small tensor is finite after an optimizer step with 8-bit moments."""
-    import torch
-
-    parameter = torch.nn.Parameter(torch.ones(64, 64, device=device))
-    parameter.grad = torch.ones_like(parameter)
-    bitsandbytes.optim.AdamW8bit([parameter]).step()
-    return bool(parameter.isfinite().all())

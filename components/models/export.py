@@ -29,7 +29,7 @@ from components.models.backbone import (
     load_backbone,
     load_tokenizer,
 )
-from components.models.generation import find_stop_ids
+from components.models.generation import find_stop_ids, read_generation_settings
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.policy import PolicyTexts
 from components.models.selector import find_choice_tokens
@@ -41,14 +41,10 @@ if TYPE_CHECKING:
 FORMAT_FILE = "prompt_format.json"
 
 
-class ExportError(UserError, ValueError):
-    """An adapter that cannot be exported, or a folder that cannot be written to."""
-
-
 def check_export_folder(folder: Path) -> None:
-    """Raise an ExportError where a folder has files in it, or is a file."""
+    """Raise an UserError where a folder has files in it, or is a file."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise ExportError(f"{folder} is not an empty folder: name a new one, so that nothing is overwritten")
+        raise UserError(f"{folder} is not an empty folder: name a new one, so that nothing is overwritten")
 
 
 def export_model(
@@ -75,7 +71,12 @@ def export_model(
     if merge:
         _write_merged(adapter, model.backbone, prompt_format, folder)
     else:
-        _write_adapter(adapter, model.backbone, folder)
+        for name in ("adapter_model.safetensors", TEMPLATE_FILE):
+            if (adapter / name).is_file():
+                shutil.copyfile(adapter / name, folder / name)  # not the mode 0600, which safetensors gives
+        options = read_json(adapter / "adapter_config.json")
+        base = fetch_backbone(model.backbone.location)  # PEFT can load the folder of a generated backbone
+        write_json(folder / "adapter_config.json", options | {"base_model_name_or_path": base})
     tokenizer.save_pretrained(folder)
     write_json(folder / FORMAT_FILE, prompt_format)
     text = readme(model, prompt_format, merge, is_whole)
@@ -137,7 +138,7 @@ def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dic
         if config.chat == "turns":
             prompt_format["template"] = None
         tokenizer.chat_template = texts.chat.dated()
-    settings = _generation_settings(config.backbone)
+    settings = read_generation_settings(config.backbone)
     prompt_format |= {
         "max_prompt_tokens": config.max_prompt_tokens,
         "truncation_mode": config.truncation_mode,
@@ -146,29 +147,6 @@ def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dic
         "pad_id": tokenizer.pad_token_id,
     }
     return tokenizer, prompt_format
-
-
-def _generation_settings(backbone: BackboneConfig) -> Any:
-    """The generation settings of a backbone as transformers loads them, without its weights."""
-    from transformers import AutoConfig, GenerationConfig
-
-    source = fetch_backbone(backbone.location)
-    revision = backbone.revision or "main"
-    settings: Any = GenerationConfig
-    try:
-        return settings.from_pretrained(source, revision=revision)
-    except OSError:  # the model has none
-        return settings.from_model_config(AutoConfig.from_pretrained(source, revision=revision))
-
-
-def _write_adapter(adapter: Path, backbone: BackboneConfig, folder: Path) -> None:
-    """Copy a PEFT folder; a generated backbone is named by its folder, which PEFT can load."""
-    for name in ("adapter_model.safetensors", TEMPLATE_FILE):
-        if (adapter / name).is_file():
-            shutil.copyfile(adapter / name, folder / name)  # not the mode 0600, which safetensors gives
-    options = read_json(adapter / "adapter_config.json")
-    base = fetch_backbone(backbone.location)
-    write_json(folder / "adapter_config.json", options | {"base_model_name_or_path": base})
 
 
 def _write_merged(

@@ -13,13 +13,16 @@ run side by side nor a model that is built at the same time change it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from components.concurrency import concurrent_parts, run_concurrently
+from components.config import BackboneConfig
+from components.models.backbone import fetch_backbone
+from components.models.samples import Completion, GenerationSettings, SampleKey
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -29,34 +32,6 @@ if TYPE_CHECKING:
     from components.models.continuous_batch import CompletionRequest
 
 GenerationProgress = Callable[[int, int], None]  # called with (completions done, completions in total)
-
-
-class SampleKey(NamedTuple):
-    """What the noise of a prompt's completions is a function of, besides their number."""
-
-    seed: int  # of the request that the prompt belongs to
-    position: int  # of the prompt in that request
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A generated completion."""
-
-    ids: tuple[int, ...]  # including the end-of-sequence token if it was reached
-    # Decoded without special tokens, stripped. Judges and rewards read it; training takes the ids,
-    # which begin with the space or line break that the model wrote.
-    text: str
-    finished: bool  # it ended by itself rather than at the length limit
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """How completions are generated."""
-
-    batch_size: int  # sequences generated at once
-    max_new_tokens: int
-    temperature: float = 0.0  # 0 is greedy search
-    count: int = 1  # completions per prompt
 
 
 def generate_completions(
@@ -145,3 +120,16 @@ def find_stop_ids(
     configured = generation_config.eos_token_id
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in [*ids, tokenizer.eos_token_id, end_of_turn] if i is not None})
+
+
+def read_generation_settings(backbone: BackboneConfig) -> Any:
+    """The generation settings of a backbone as transformers loads them, without its weights."""
+    from transformers import AutoConfig, GenerationConfig
+
+    source = fetch_backbone(backbone.location)
+    revision = backbone.revision or "main"
+    settings: Any = GenerationConfig
+    try:
+        return settings.from_pretrained(source, revision=revision)
+    except OSError:  # the model has none
+        return settings.from_model_config(AutoConfig.from_pretrained(source, revision=revision))

@@ -12,8 +12,6 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,12 +28,10 @@ _HOOKING = threading.Lock()
 
 
 def states_at(model: PreTrainedModel, input_ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Last hidden states [N, H] at one position per row, from the whole last layer.
+    """Last hidden states [N, H] at one position per row, `last` [N], from the whole last layer.
 
-    Args:
-        input_ids: [N, L], padded on the right. A causal model never attends to what follows a
-            token, so no mask is needed.
-        last: [N], the positions.
+    The rows [N, L] are padded on the right. A causal model never attends to what follows a token, so no mask
+    is needed.
     """
     hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden[torch.arange(len(last), device=hidden.device), last]
@@ -52,8 +48,14 @@ def states_at_one_position(
     layer = _last_layer(model)
     if layer.training and getattr(layer, "gradient_checkpointing", False):
         return states_at(model, input_ids, last)  # a checkpointed layer takes no keys from outside
-    with _at_positions(layer, last):
+    with _HOOKING:  # the first thread registers the hook
+        if _select_positions not in layer._forward_pre_hooks.values():
+            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
+    _SELECTED.layer, _SELECTED.last = layer, last
+    try:
         hidden: torch.Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    finally:
+        _SELECTED.layer = _SELECTED.last = None
     return hidden[:, 0]
 
 
@@ -128,19 +130,6 @@ class _Selected(threading.local):
 
 
 _SELECTED = _Selected()
-
-
-@contextmanager
-def _at_positions(layer: Any, last: torch.Tensor) -> Iterator[None]:
-    """Let a decoder layer compute its output at these positions alone, as [N, 1, H]."""
-    with _HOOKING:  # the first thread registers the hook
-        if _select_positions not in layer._forward_pre_hooks.values():
-            layer.register_forward_pre_hook(_select_positions, with_kwargs=True)
-    _SELECTED.layer, _SELECTED.last = layer, last
-    try:
-        yield
-    finally:
-        _SELECTED.layer = _SELECTED.last = None
 
 
 def _select_positions(

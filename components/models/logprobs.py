@@ -39,19 +39,13 @@ class CompletionTokens:
 
 
 def completion_logprobs(model: PreTrainedModel, rows: Sequence[TokenRow], pad_token_id: int) -> torch.Tensor:
-    """Summed log-probability of each completion after its prompt (nats).
+    """Summed log-probability of each completion of N rows of C completions after its prompt (nats).
 
     The completions of a prompt follow it in one sequence. Each has the positions that continue the
     prompt, and attends to the prompt and itself only, so the prompt is computed once for all of
     them. If a model's attention does not accept this mask (see `supports_shared_prompts`), each
     completion has a sequence of its own. Rows are padded on the right, where a causal model never
-    attends.
-
-    Args:
-        rows: N rows of C completions each.
-
-    Returns:
-        [N, C] fp32, with gradients if the model has them.
+    attends. The result is [N, C] fp32, with gradients if the model has them.
     """
     hidden, packed = _compute_states(model, rows, pad_token_id)
     return _summed_logprobs(model, hidden[packed.rows, packed.before], packed).reshape(len(rows), -1)
@@ -62,9 +56,7 @@ def completion_features(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `completion_logprobs`, and the mean last hidden states that a reward head reads, [N, C, H] fp32.
 
-    Args:
-        pooling: 'response' averages over the tokens of a completion, 'sequence' over those of its
-            prompt too.
+    The pooling 'response' averages over the tokens of a completion, 'sequence' over those of its prompt too.
     """
     hidden, packed = _compute_states(model, rows, pad_token_id)
     before = hidden[packed.rows, packed.before]
@@ -149,10 +141,12 @@ def _compute_states(
     packed = _pack_rows(rows, pad_token_id, model.device)
     arguments = {}
     if shares_prompts:
-        arguments = {
-            "attention_mask": _attention_mask(packed.segments),
-            "position_ids": packed.position_ids,
-        }
+        # A token attends to the prompt and to its own completion, up to itself; [N, L, L].
+        segments, width = packed.segments, packed.segments.shape[1]
+        causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
+        is_same = segments[:, None, :] == segments[:, :, None]
+        mask = causal & ((segments[:, None, :] == 0) | is_same)
+        arguments = {"attention_mask": mask[:, None], "position_ids": packed.position_ids}
     hidden = model.base_model(input_ids=packed.input_ids, use_cache=False, **arguments).last_hidden_state
     return hidden, packed
 
@@ -191,15 +185,6 @@ def _pack_rows(rows: Sequence[TokenRow], pad_token_id: int, device: torch.device
         lengths=lengths,
         prompts=prompts,
     )
-
-
-def _attention_mask(segments: torch.Tensor) -> torch.Tensor:
-    """[N, 1, L, L] bool: a token attends to the prompt and to its own completion, up to itself."""
-    width = segments.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool, device=segments.device).tril()
-    is_prompt = segments[:, None, :] == 0
-    is_same = segments[:, None, :] == segments[:, :, None]
-    return (causal & (is_prompt | is_same))[:, None]
 
 
 def _token_values(

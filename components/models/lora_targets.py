@@ -64,8 +64,8 @@ def check_target_families(recipe: Section) -> None:
         except BackboneError:
             continue
         if family in FAMILIES:
-            known = FAMILIES[family].linears
-            allowed = known if _is_language_model(section) else (*known, *EMBEDDINGS)
+            known = list(dict.fromkeys(FAMILIES[family].linears))
+            allowed = known if _is_language_model(section) else [*known, *EMBEDDINGS]
             for target in _listed(lora):
                 if target.rpartition(".")[2] not in allowed:
                     raise TargetError(

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 SHARE = 0.9  # of the free memory that weights may take, unless max_memory says otherwise
 
 
-class OffloadError(UserError, ValueError):
-    """A device_map that a backbone cannot be loaded with."""
-
-
 def place_modules(
     backbone: BackboneConfig, config: PreTrainedConfig, dtype: torch.dtype, device: str
 ) -> dict[str, str]:
@@ -41,7 +37,7 @@ def place_modules(
     if isinstance(backbone.device_map, dict):
         unknown = [name for name in backbone.device_map if name not in layers]
         if unknown:
-            raise OffloadError(
+            raise UserError(
                 f"backbone.device_map names '{unknown[0]}', which is no layer of '{backbone.name}': give"
                 f" whole layers ({', '.join(list(layers)[:2])}, ...); everything else stays on the device."
             )
@@ -67,11 +63,20 @@ def _other_modules(module: torch.nn.Module, layers: dict[str, str], prefix: str 
 
 def _fill(backbone: BackboneConfig, layers: dict[str, int], others: int, device: str) -> dict[str, str]:
     """The layers on the device as far as they fit, then in main memory, then on disk."""
+    import torch
+    from accelerate.utils import convert_file_size_to_int, get_max_memory
+
     names = {"device": device} if device == "cpu" else {"device": device, "cpu": "cpu"}
-    room = {name: _room(backbone, name, place) for name, place in names.items()}
+    room: dict[str, int] = {}  # bytes that weights may take in a place
+    for name, place in names.items():
+        if name in backbone.max_memory:
+            room[name] = int(convert_file_size_to_int(backbone.max_memory[name]))
+        else:
+            free = get_max_memory()["cpu"] if place == "cpu" else torch.cuda.mem_get_info(place)[0]
+            room[name] = int(SHARE * free)
     needed = others + max(layers.values(), default=0)  # a layer that is computed is on the device
     if needed > room["device"]:
-        raise OffloadError(
+        raise UserError(
             f"backbone.device_map is 'auto', and the embeddings, the head and one layer of '{backbone.name}'"
             f" need {needed:,} bytes of {device}, of which weights may take {room['device']:,}: raise"
             " backbone.max_memory.device, or use a device with more memory."
@@ -85,17 +90,6 @@ def _fill(backbone: BackboneConfig, layers: dict[str, int], others: int, device:
         if name in room:
             room[name] -= size
     return places
-
-
-def _room(backbone: BackboneConfig, name: str, place: str) -> int:
-    """Bytes that weights may take in a place."""
-    import torch
-    from accelerate.utils import convert_file_size_to_int, get_max_memory
-
-    if name in backbone.max_memory:
-        return int(convert_file_size_to_int(backbone.max_memory[name]))
-    free = get_max_memory()["cpu"] if place == "cpu" else torch.cuda.mem_get_info(place)[0]
-    return int(SHARE * free)
 
 
 def prepare_offloaded(model: torch.nn.Module) -> None:

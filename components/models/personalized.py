@@ -62,7 +62,9 @@ class Bottleneck(torch.nn.Module):
         if self.copies_norm and not self.enabled:
             # The reference is computed in fp32 as well, so that the two differ by training alone and
             # not by rounding.
-            return call_in_fp32(self.backbone_norm, states)
+            weights = {name: value.float() for name, value in self.backbone_norm.named_parameters()}
+            call = torch.func.functional_call
+            return cast(torch.Tensor, call(self.backbone_norm, weights, (states.float(),)))
         normalized: torch.Tensor = states if self.copies_norm else self.backbone_norm(states)
         if not self.enabled:
             return normalized
@@ -242,12 +244,6 @@ def find_final_norm(model: PreTrainedModel) -> tuple[str, torch.nn.Module]:
 def _is_norm_like(module: torch.nn.Module) -> bool:
     parameters = list(module.parameters())
     return not list(module.children()) and bool(parameters) and all(p.dim() == 1 for p in parameters)
-
-
-def call_in_fp32(module: torch.nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """Call a module with its weights and its input in fp32; the module is not changed."""
-    weights = {name: value.float() for name, value in module.named_parameters()}
-    return cast(torch.Tensor, torch.func.functional_call(module, weights, (states.float(),)))
 
 
 @contextmanager

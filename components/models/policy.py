@@ -19,16 +19,10 @@ from components.models.adapters import AdapterSlot, attach_lora, export_adapter,
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.chat_template import ChatTemplate, ChatTemplateError, Message
 from components.models.checkpointing import enable_checkpointing
-from components.models.generation import (
-    Completion,
-    GenerationProgress,
-    GenerationSettings,
-    SampleKey,
-    find_stop_ids,
-    generate_completions,
-)
+from components.models.generation import GenerationProgress, find_stop_ids, generate_completions
 from components.models.offload import allocate_adapters
 from components.models.peft_folder import check_recorded_layers, read_options
+from components.models.samples import Completion, GenerationSettings, Reply, SampleKey
 from components.models.tokens import encode_beginning, encode_continuation
 from components.names import file_name
 
@@ -87,6 +81,9 @@ class PolicyTexts:
         self.config = config
         self.tokenizer = load_tokenizer(config.backbone)
         self.template = load_template(config.template, "policy")
+        # Prompts and completions that each prompt follows, and the tokens that they may take.
+        self.examples: tuple[tuple[str, str], ...] = ()
+        self.max_example_tokens = 0
         self.chat: ChatTemplate | None = None  # that prompts are given in
         if self.tokenizer.chat_template and config.chat != "none":
             self.chat = ChatTemplate(self.tokenizer, config.chat_template_kwargs, config.chat_date)
@@ -98,8 +95,45 @@ class PolicyTexts:
 
         A chat template writes its own special tokens; without one, the tokenizer's precede the text. If
         the result is too long, the prompt's own text is truncated; the template and the start of the
-        answer always stay. White space around the prompt is removed.
+        answer always stay. White space around the prompt is removed. Examples take no tokens from the
+        prompt; those that would take more than their own are left out.
+
+        Raises:
+            PolicyError: the template alone is too long, or each example is.
         """
+        rendered = self._render_alone(prompt)
+        if not self.examples:
+            return rendered
+        fitting: list[tuple[str, str]] = []
+        shown = rendered
+        for example in self.examples:
+            longer = self._render_after([*fitting, example], rendered)
+            if len(longer.ids) <= len(rendered.ids) + self.max_example_tokens:
+                fitting, shown = [*fitting, example], longer
+        if not fitting:
+            taken = len(self._render_after(self.examples[:1], rendered).ids) - len(rendered.ids)
+            raise PolicyError(
+                f"no example fits: the first one takes {taken} tokens, and"
+                f" federation.options.max_example_tokens is {self.max_example_tokens}: raise it."
+            )
+        return shown
+
+    def _render_after(self, examples: Sequence[tuple[str, str]], rendered: RenderedPrompt) -> RenderedPrompt:
+        """A rendered prompt after examples: as further turns, or as further texts without a chat template."""
+        shown = [(self._render_alone(prompt), completion.strip()) for prompt, completion in examples]
+        if self.chat is None:
+            text = "".join(f"{one.text} {answer}\n\n" for one, answer in shown) + rendered.text
+            return RenderedPrompt(text, encode_beginning(self.tokenizer, text))
+        systems = 0 if self.config.system is None else 1
+        turns: list[Message] = []
+        for one, answer in shown:
+            turns += [*one.messages[systems:], {"role": "assistant", "content": answer}]
+        messages = [*rendered.messages[:systems], *turns, *rendered.messages[systems:]]
+        text = self.chat.render(messages, add_generation_prompt=True)
+        return RenderedPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), messages)
+
+    def _render_alone(self, prompt: str) -> RenderedPrompt:
+        """See `render`, without examples."""
         if self.config.chat == "turns" and self.chat is None:
             raise PolicyError(
                 f"policy.chat is 'turns', and {self.tokenizer.name_or_path} has no chat template: use a"
@@ -123,10 +157,10 @@ class PolicyTexts:
             rendered = self._render_whole(cast(str, self.tokenizer.decode(context)), marker)
         return rendered
 
-    def is_truncated(self, prompt: str) -> bool:
-        """Whether a prompt is longer than the policy's prompts may be."""
+    def surplus(self, prompt: str) -> int:
+        """Tokens by which a rendered prompt is longer than it may be, before it is truncated."""
         shown = prompt.strip()
-        return len(self._render_whole(shown, turn_marker(shown)).ids) > self.config.max_prompt_tokens
+        return max(0, len(self._render_whole(shown, turn_marker(shown)).ids) - self.config.max_prompt_tokens)
 
     def _render_whole(self, prompt: str, marker: re.Pattern[str]) -> RenderedPrompt:
         text = self.template.render(prompt=prompt)
@@ -184,14 +218,6 @@ class PolicyTexts:
         messages = self.render(prompt).messages
         return any(chat.hides(messages, completion.strip()) for completion in completions)
 
-    def encode_trained(self, prompt: str, *completions: str) -> TokenRow:
-        """As `encode_texts`, as completions are trained on.
-
-        A completion longer than policy.max_new_tokens is truncated, and loses its end.
-        """
-        prompt_ids, *encoded = self.encode_texts(prompt, *completions)
-        return prompt_ids, *(ids[: self.config.max_new_tokens] for ids in encoded)
-
 
 class Policy(PolicyTexts):
     """A language model that answers prompts.
@@ -243,9 +269,8 @@ class Policy(PolicyTexts):
     ) -> list[list[Completion]]:
         """Generate `count` completions for each prompt; see `generate_completions`.
 
-        Args:
-            temperature: 0 is greedy search, of which there is one completion per prompt.
-            max_new_tokens: None takes the recipe's.
+        Temperature 0 is greedy search, of which there is one completion per prompt. max_new_tokens is the
+        recipe's if it is None.
         """
         if count > 1 and temperature == 0:
             raise PolicyError(
@@ -259,6 +284,21 @@ class Policy(PolicyTexts):
         )
         encoded = [self.encode(prompt) for prompt in prompts]
         return generate_completions(self.model, self.tokenizer, encoded, settings, seed, progress)
+
+    def write(
+        self,
+        prompts: Sequence[str],
+        seed: int | Sequence[SampleKey] = 0,
+        temperature: float = 0.0,
+        progress: GenerationProgress | None = None,
+    ) -> list[Reply]:
+        """Write a text for each prompt, see `generate`; `ChatEndpoint.write` does it by an endpoint."""
+        replies = []
+        for (completion,) in self.generate(prompts, seed, temperature, progress=progress):
+            ids = list(completion.ids[:-1] if completion.finished else completion.ids)
+            text = cast("str", self.tokenizer.decode(ids, skip_special_tokens=True))
+            replies.append(Reply(text, completion.finished))
+        return replies
 
 
 class ClientPolicySet:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from components.models.policy import Policy
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Pair = Mapping[str, Any]  # a record of the prepared data with at least prompt, chosen and rejected
-
 
 class ResidentPolicy:
     """A policy with an adapter slot, resident on a device; load an adapter before scoring."""
@@ -39,6 +37,8 @@ class ResidentPolicy:
         check_lm_head(cast("PreTrainedModel", self.policy.model), config.backbone.name)
         self.model = self.policy.attach_lora(config.lora)
         self.personal = None if personal_modules is None else PersonalSlot(self.model, personal_modules)
+        self._base = cast("PreTrainedModel", self.model.get_base_model())
+        self._pad_token_id = cast(int, self.policy.tokenizer.pad_token_id)
         # That of the adapter which clients share.
         self.slot = AdapterSlot(self.model) if self.personal is None else self.personal.shared
 
@@ -48,12 +48,12 @@ class ResidentPolicy:
         return int(self.model.config.get_text_config().hidden_size)
 
     def encode(self, prompt: str, *completions: str) -> TokenRow:
-        """See `PolicyTexts.encode_trained`."""
-        return self.policy.encode_trained(prompt, *completions)
+        """As `PolicyTexts.encode_texts`, as completions are trained on.
 
-    def encode_pair(self, pair: Pair) -> TokenRow:
-        """Token ids of a pair's prompt, chosen completion and rejected completion."""
-        return self.encode(pair["prompt"], pair["chosen"], pair["rejected"])
+        A completion longer than policy.max_new_tokens is truncated, and loses its end.
+        """
+        prompt_ids, *encoded = self.policy.encode_texts(prompt, *completions)
+        return prompt_ids, *(ids[: self.policy.config.max_new_tokens] for ids in encoded)
 
     def logprobs(self, rows: Sequence[TokenRow]) -> torch.Tensor:
         """Summed log-probability of each completion under the adapter in the slot; [N, C] fp32."""
@@ -97,14 +97,6 @@ class ResidentPolicy:
             ]
         values: np.ndarray = torch.cat(results).double().numpy()
         return values[np.argsort(order)]
-
-    @property
-    def _base(self) -> PreTrainedModel:
-        return cast("PreTrainedModel", self.model.get_base_model())
-
-    @property
-    def _pad_token_id(self) -> int:
-        return cast(int, self.policy.tokenizer.pad_token_id)
 
     def _reference_mode(self, reference: bool) -> AbstractContextManager[None]:
         return as_reference(self.model) if reference else nullcontext()

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 MIN_COMPLETION_TOKENS = 8  # of each completion, for which a template must leave room
 
 
-class SelectorError(UserError, ValueError):
-    """A text or a tokenizer that a selector cannot work with."""
-
-
 @dataclass(frozen=True)
 class Comparison:
     """A question to a selector: which of two completions of a prompt is better?"""
@@ -46,7 +42,7 @@ def find_choice_tokens(tokenizer: PreTrainedTokenizerBase, slot: str = ":") -> t
     for answer in (" A", " B"):
         tokens = encode_continuation(tokenizer, slot, answer)
         if len(tokens) != 1:
-            raise SelectorError(
+            raise UserError(
                 f"the tokenizer of '{tokenizer.name_or_path}' splits {answer!r} into {len(tokens)} tokens "
                 f"{tokens}, but a selector needs a single token: use another backbone."
             )
@@ -64,13 +60,10 @@ def encode_comparison(
     """Token ids of a filled template, truncated without losing what the choice depends on.
 
     Each piece of the template and each text is tokenized separately, so swapping the two
-    completions swaps their tokens and nothing else. The prompt is truncated first, at its end. Only
-    if the completions alone do not fit, their ends are truncated, evenly. The template, the
+    completions swaps their tokens and nothing else. A prompt of more than max_prompt_tokens is truncated. If
+    the result is longer than max_length, the prompt is truncated first, at its end. Only if the completions
+    alone do not fit, the end of the longer one is truncated, and then both, evenly. The template, the
     beginnings of the completions and the answer slot always stay.
-
-    Args:
-        max_length: longest result (tokens).
-        max_prompt_tokens: longest prompt (tokens); None for any.
     """
     texts = {
         "prompt": template.show_prompt(comparison.prompt.strip()),
@@ -97,7 +90,7 @@ def check_room(tokenizer: PreTrainedTokenizerBase, template: Template, max_lengt
     leading, literals = _fixed_ids(tokenizer, template)
     room = max_length - len(leading) - sum(len(literals[piece]) for piece in template.pieces[::2])
     if room < 2 * MIN_COMPLETION_TOKENS:
-        raise SelectorError(
+        raise UserError(
             f"the template '{template.name}' needs {max_length - room} tokens besides the texts, but "
             f"max_length is {max_length}: raise selector.max_length."
         )
@@ -123,8 +116,7 @@ def _fixed_ids(
 def majority_vote(choices: np.ndarray) -> np.ndarray:
     """The label that most selectors choose, [N] of 0 and 1 (FedBiscuit section 5.1).
 
-    Args:
-        choices: [U, N] of 0 and 1, one row per selector; U is odd.
+    The choices are [U, N] of 0 and 1, one row per selector; U is odd.
     """
     choices = np.asarray(choices)
     if choices.ndim != 2 or choices.shape[0] % 2 == 0:

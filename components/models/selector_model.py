@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from components.concurrency import concurrent_parts, run_concurrently
-from components.config import SelectorConfig
+from components.config import Recipe, SelectorConfig
 from components.data.templates import load as load_template
 from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import load_backbone, load_tokenizer
@@ -24,7 +24,7 @@ from components.models.checkpointing import enable_checkpointing
 from components.models.head import apply_lm_head, check_lm_head
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
 from components.models.selector import Comparison, encode_comparison, find_choice_tokens
-from components.models.tokens import sort_distinct
+from components.models.tokens import leading_ids, sort_distinct
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,12 +56,22 @@ class Selector:
         if config.backbone.gradient_checkpointing:
             enable_checkpointing(self.model, config.backbone.name, whole_last_layer=not self.one_position)
         self.slot = AdapterSlot(self.model)
+        self.prefix: tuple[int, ...] = ()  # ids of examples that each comparison follows
+
+    @classmethod
+    def of(cls, recipe: Recipe, device: str) -> Self:
+        """The selector of a recipe."""
+        return cls(recipe.selector, device)
 
     def encode(self, comparison: Comparison) -> list[int]:
-        """Token ids of one comparison, see `encode_comparison`."""
-        return encode_comparison(
+        """Token ids of one comparison, see `encode_comparison`, after the ids of the prefix."""
+        ids = encode_comparison(
             self.tokenizer, self.template, comparison, self.config.max_length, self.config.max_prompt_tokens
         )
+        if not self.prefix:
+            return ids
+        start = len(leading_ids(self.tokenizer))
+        return [*ids[:start], *self.prefix, *ids[start:]]
 
     def collate(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of token ids padded on the right [N, L], and the position of each row's last token [N]."""
@@ -129,13 +139,12 @@ def choice_logits(
 ) -> torch.Tensor:
     """Two logits per row, computed from one position and two rows of the head; [N, 2] fp32.
 
+    With one_position the last layer is computed at that position alone; the model must support it.
+
     Args:
-        input_ids: [N, L], padded on the right. A causal model never attends to what follows a
-            token, so no mask is needed.
+        input_ids: [N, L], padded on the right, see `states_at`.
         last: [N], position of the last real token.
         choices: vocabulary ids of the two answers.
-        one_position: compute the last layer at that position too; the model must support it (see
-            `supports_one_position`).
     """
     states = states_at_one_position if one_position else states_at
     return apply_lm_head(model, states(model, input_ids, last), choices)

@@ -62,11 +62,7 @@ class AdapterStore:
         return digest
 
     def get(self, digest: AdapterHash) -> Adapter:
-        """Read an adapter and verify the hash of its file.
-
-        Raises:
-            AdapterError: the file is missing or its bytes do not match the hash.
-        """
+        """Read an adapter; a file that is missing or does not match the hash is an AdapterError."""
         from safetensors.torch import load
 
         with self._open_file(digest) as file:
@@ -77,11 +73,8 @@ class AdapterStore:
     def open(self, digests: Iterable[AdapterHash]) -> list[Adapter]:
         """Adapters in mapped files: pages are read on access, and can be dropped again.
 
-        So more adapters can be open than fit into memory. All files are verified before any tensor is
-        read.
-
-        Raises:
-            AdapterError: as `get`.
+        So more adapters can be open than fit into memory. All files are verified, as by `get`, before a
+        tensor is read.
         """
         from safetensors.torch import load_file
 
@@ -151,9 +144,16 @@ def iterate_blocks(
     Raises:
         AdapterError: the adapters differ in their tensors, or a value is NaN or infinite.
     """
-    common_names = _common_names(adapters)
+    common_names = set(adapters[0]) if adapters else set()
+    for position, adapter in enumerate(adapters):
+        different = sorted(set(adapter) ^ common_names)
+        if different:
+            raise AdapterError(
+                f"adapter {position} and adapter 0 do not have the same tensors: "
+                f"only one of them has '{different[0]}'"
+            )
     width = max(MIN_BLOCK_WIDTH, BLOCK_VALUES // max(1, len(adapters)))
-    for name in common_names if names is None else names:
+    for name in sorted(common_names) if names is None else names:
         tensors = [adapter[name] for adapter in adapters]
         shapes = {tuple(tensor.shape) for tensor in tensors}
         if len(shapes) > 1:
@@ -167,15 +167,3 @@ def iterate_blocks(
                 position = int(np.flatnonzero(~np.isfinite(block).all(axis=1))[0])
                 raise AdapterError(f"adapter {position}: tensor '{name}' has values that are NaN or infinite")
             yield block
-
-
-def _common_names(adapters: Sequence[Mapping[str, torch.Tensor]]) -> list[str]:
-    first = set(adapters[0]) if adapters else set()
-    for position, adapter in enumerate(adapters):
-        different = sorted(set(adapter) ^ first)
-        if different:
-            raise AdapterError(
-                f"adapter {position} and adapter 0 do not have the same tensors: "
-                f"only one of them has '{different[0]}'"
-            )
-    return sorted(first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -30,17 +30,21 @@ def surrounding_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
     return complete[:start], complete[start + len(plain) :]
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+def control_tokens(tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()) -> frozenset[str]:
     """The texts that a tokenizer reads as a token that begins or ends a text or a turn, or is not text.
 
-    They are the tokens of its roles, such as BOS and EOS, and the special ones that its chat template writes.
-    Other special tokens of a vocabulary, such as `<filename>`, have no such meaning.
+    They are the tokens of its roles, such as BOS and EOS, the special ones that are in the text of its
+    chat template, and those that end a completion (`find_stop_ids`), except those that texts have, such as a
+    line break; ChatTemplate.written_tokens has those that the template puts together. Other special tokens of
+    a vocabulary, such as `<filename>`, have no such meaning.
     """
     templates = tokenizer.chat_template or ""
     written = templates if isinstance(templates, str) else " ".join(templates.values())
-    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    added = tokenizer.added_tokens_decoder
+    special = {str(token) for token in added.values() if token.special}
     roles = set(map(str, tokenizer.all_special_tokens))
-    return frozenset(filter(str.strip, {*roles, *(token for token in special if token in written)}))
+    stops = {str(added[token]) for token in stop_ids if token in added}
+    return frozenset(filter(str.strip, {*roles, *stops, *(token for token in special if token in written)}))
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuation: str) -> list[int]:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.charts import bar_chart, curve_charts, interval_chart
-from components.config.benchmark import BASE_POLICY, WINS, Benchmark
+from components.config.benchmark import BASE_POLICY, OF_CONTESTS, Benchmark
 from components.data.records import answered_prompt
+from components.evaluation.charts import bar_chart, curve_charts, front_chart, interval_chart
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics import load_diagnostics
-from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.changes import Change, changes_table
-from components.reporting.choices import ChosenArm, choices_table
+from components.evaluation.pareto import dominated as find_dominated
+from components.reporting.benchmark_results import BenchmarkResults, Front
+from components.reporting.changes import Change, changes_table, choices_table
 from components.reporting.claims import Finding, claims_table
 from components.reporting.formats import (
-    format_client_range,
+    MISSING,
     format_counts,
-    format_equal_length,
     format_mean,
     format_number,
     format_percent,
     format_rate,
+    rate_cells,
 )
-from components.reporting.fronts import front_charts
-from components.reporting.metrics import ALIASES, alias_of, named, values_of
-from components.reporting.page import Answers, Chart, Notes, Page, PageSection, Table, filled
-from components.reporting.run_page import RATE_HEADINGS, hacking_chart
+from components.reporting.metrics import ALIASES, REWARD_ALIAS, alias_of, named, values_of
+from components.reporting.page import Answers, Chart, Notes, Page, PageSection, Part, Table, filled
+from components.reporting.run_page import CORRECTED, RATE_HEADINGS, hacking_chart, style_table
 from components.reporting.units import UnitsByMetric, client_range
 from components.results import WinRate
 
@@ -44,6 +44,21 @@ REWARD_TITLES = {
 }
 SHOWN_PROMPTS = 4
 """Prompts whose answers are shown for each front."""
+POLICY_ACCURACIES = ("implicit_reward", "policy_summed", "policy_per_token")
+"""Accuracies of the aligned policy: by its implicit reward, and by log-likelihood."""
+
+
+LEADS = {
+    "Changes": "Whether a figure is worse than in the last runs of this benchmark.",
+    "Claims": "What the benchmark is expected to show, and whether it does.",
+    "Methods": "Means over the seeds, with the worst clients beside the mean.",
+    "Win rates": "What the judge says of the answers of two policies to the same prompts.",
+    "Curves": "How the numbers went over the rounds.",
+    "Answers": "Answers by preference, of the first prompts by id.",
+    "Each seed": "The numbers that the means are of.",
+    "Settings and commits": "What the runs can be repeated from.",
+}
+"""What each section tells."""
 
 
 def benchmark_page(
@@ -51,29 +66,25 @@ def benchmark_page(
     benchmark: Benchmark,
     results: BenchmarkResults,
     findings: Sequence[Finding],
-    chosen: Sequence[ChosenArm],
+    chosen: Mapping[str, str],
     changes: Sequence[Change],
     commit: str,
 ) -> Page:
-    """The report of a benchmark.
+    """The report of a benchmark, of its folder's name, its file, and the results of the finished runs.
 
-    Args:
-        name: of the benchmark's folder.
-        benchmark: its file.
-        results: of the finished runs.
-        findings: the checked claims.
-        chosen: the choices.
-        changes: since the last runs.
-        commit: of the code that writes the report.
+    It has the checked claims, the arm of each choice, the changes since the last runs, and the commit of the
+    code that writes it.
     """
-    first = [claim.figure for claim in benchmark.claims if claim.figure != WINS]
+    first = [claim.figure for claim in benchmark.claims if claim.figure not in OF_CONTESTS]
     first += [choice.figure for choice in benchmark.choices.values()]
     means, single = metrics_tables(results, first)
-    curves = [*curve_charts(results.rewards, REWARD_TITLES), *_hacking_charts(results)]
+    curves = curve_charts(results.rewards, REWARD_TITLES)
+    for arm, by_seed in results.hacking.items():
+        for seed, curve in by_seed.items():
+            curves.append(hacking_chart(f"Selectors and judge over the alignment: {arm}, seed {seed}", curve))
     for diagnostic, summaries in results.diagnostics.items():
         curves += load_diagnostics([diagnostic])[0].benchmark_charts(summaries)
     curves += front_charts(results.fronts)
-    seeds = ", ".join(map(str, benchmark.seeds))
     notes = [
         commits_line(results.commits),
         f"report written by commit {short_commit(commit)}",
@@ -82,39 +93,25 @@ def benchmark_page(
         *([f"all arms: {'; '.join(benchmark.settings)}"] if benchmark.settings else []),
         *(f"{arm}: {'; '.join(settings)}" for arm, settings in benchmark.arms.items()),
     ]
+    styles = style_table({name: pool.style_effects for name, pool in results.pools.items()})
+    parts: dict[str, Sequence[Part]] = {
+        "Changes": filled([changes_table(changes)]),
+        "Claims": filled([claims_table(findings), choices_table(benchmark.choices, chosen)]),
+        "Methods": [means, *filled([policies_table(results)]), *_bars(results)],
+        "Win rates": [
+            *_win_rates(results),
+            *filled([contests_table(results), styles, judges_table(results)]),
+        ],
+        "Curves": [Chart(figure) for figure in curves],
+        "Answers": [*_answers(results)],
+        "Each seed": [single],
+        "Settings and commits": [Notes(notes)],
+    }
+    seeds = ", ".join(map(str, benchmark.seeds))
     return Page(
         name,
         f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
-        [
-            PageSection(
-                "Changes",
-                "Whether a figure is worse than in the last runs of this benchmark.",
-                filled([changes_table(changes)]),
-            ),
-            PageSection(
-                "Claims",
-                "What the benchmark is expected to show, and whether it does.",
-                filled([claims_table(findings), choices_table(chosen)]),
-            ),
-            PageSection(
-                "Methods",
-                "Means over the seeds, with the worst client beside the mean.",
-                [means, *_bars(results)],
-            ),
-            PageSection(
-                "Win rates",
-                "What the judge says of the answers of two policies to the same prompts.",
-                [*_win_rates(results), *filled([contests_table(results), judges_table(results)])],
-            ),
-            PageSection(
-                "Curves", "How the numbers went over the rounds.", [Chart(figure) for figure in curves]
-            ),
-            PageSection(
-                "Answers", "Answers by preference, of the first prompts by id.", list(_answers(results))
-            ),
-            PageSection("Each seed", "The numbers that the means are of.", [single]),
-            PageSection("Settings and commits", "What the runs can be repeated from.", [Notes(notes)]),
-        ],
+        [PageSection(title, LEADS[title], own) for title, own in parts.items()],
     )
 
 
@@ -126,8 +123,7 @@ def short_commit(commit: str) -> str:
 def commits_line(commits: Mapping[str, Sequence[str]]) -> str:
     """The commits of the runs, and which run is of which where they differ.
 
-    Args:
-        commits: by run, the commits of the code that worked on it; empty where none was recorded.
+    By run, they are those of the code that worked on it; empty where none was recorded.
     """
     runs_of: dict[str, list[str]] = {}
     for run, own in commits.items():
@@ -144,25 +140,35 @@ def commits_line(commits: Mapping[str, Sequence[str]]) -> str:
 def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tuple[Table, Table]:
     """Means over seeds, and the numbers of each seed; aliases or metrics of `first` come first."""
     arms = results.metrics | ({BASE_POLICY: results.base} if any(results.base.values()) else {})
-    runs = [run for by_seed in arms.values() for run in by_seed.values()]
-    known = set[str]().union(*runs)
+    known = {name for by_seed in arms.values() for run in by_seed.values() for name in run}
+    prefix = "after/rewards/"
+    objectives = {name.removeprefix(prefix) for name in known if name.startswith(prefix)} - {"kl"}
+    rewards = [f"{REWARD_ALIAS}{name}" for name in sorted(objectives)]
     names = [
         name
-        for name in dict.fromkeys([*first, *ALIASES, *_reward_names(runs)])
+        for name in dict.fromkeys([*first, *ALIASES, *rewards])
         if alias_of(name).metrics[0] in known  # an accuracy of assigned adapters only where some are assigned
     ]
+
+    def cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int, UnitsByMetric]) -> str:
+        values = values_of(runs, name)
+        clients = client_range(units, name)
+        text = format_mean(values) if values else MISSING
+        return f"{text} ({'; '.join(map(format_number, clients))})" if values and clients else text
+
     labels = [alias_of(name).label for name in names]
     means, single = [], []
     for arm, by_seed in arms.items():
         units = results.units.get(arm, {})
-        means.append([arm, str(len(by_seed)), *(_cell(name, by_seed, units) for name in names)])
+        means.append([arm, str(len(by_seed)), *(cell(name, by_seed, units) for name in names)])
         for seed, run in by_seed.items():
-            cells = (_cell(name, {seed: run}, {seed: units.get(seed, {})}) for name in names)
+            cells = (cell(name, {seed: run}, {seed: units.get(seed, {})}) for name in names)
             single.append([arm, str(seed), *cells])
     caption = (
-        "Mean ± sample standard deviation over seeds. In brackets, beside a mean over clients: the worst"
-        " client and the spread, as means over seeds. The spread is the standard deviation over the clients"
-        " of a seed."
+        "Mean ± sample standard deviation over seeds. In brackets, beside a mean over clients: the mean of"
+        " the worst 10% of the clients (at least one), the spread, and Jain's index, as means over seeds. The"
+        " spread is the standard deviation over the clients of a seed; Jain's index is 1 where all clients"
+        " are equal."
     )
     return (
         Table("Means over seeds", ["method", "seeds", *labels], means, caption),
@@ -170,67 +176,82 @@ def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tupl
     )
 
 
-def _reward_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
-    """Aliases of the single objectives' rewards."""
-    prefix = "after/rewards/"
-    names = {name.removeprefix(prefix) for run in runs for name in run if name.startswith(prefix)}
-    return [f"reward:{name}" for name in sorted(names - {"kl"})]
+def policies_table(results: BenchmarkResults) -> Table:
+    """Pair accuracies beside those of the aligned policy, and their rank correlation over the arms.
+
+    A selector, or an implicit reward, that ranks pairs well need not lead to a policy that does (arXiv
+    2512.23067).
+    """
+    rows = []
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in POLICY_ACCURACIES}
+    for arm, by_seed in results.metrics.items():
+        accuracy = values_of(by_seed, "accuracy")
+        policy = {name: values_of(by_seed, name) for name in POLICY_ACCURACIES}
+        if not accuracy or not any(policy.values()):
+            continue
+        for name, values in policy.items():
+            if values:
+                pairs[name].append((float(np.mean(accuracy)), float(np.mean(values))))
+        cells = {alias_of(name).label: format_mean(own) if own else MISSING for name, own in policy.items()}
+        rows.append({"arm": arm, alias_of("accuracy").label: format_mean(accuracy)} | cells)
+    correlations = "; ".join(
+        f"{alias_of(name).label}: {format_number(rank_correlation(own))}" for name, own in pairs.items()
+    )
+    return Table.of(
+        "Pair accuracy and the policy's",
+        rows,
+        "Means over seeds. The policy's accuracies are those of the aligned policy on held-out pairs"
+        " (evaluation.preference_pairs). Kendall's rank correlation with pair accuracy over the arms (tau-b):"
+        f" {correlations}.",
+    )
 
 
-def _cell(name: str, runs: Mapping[int, Mapping[str, float]], units: Mapping[int, UnitsByMetric]) -> str:
-    values = values_of(runs, name)
-    return format_mean(values) + format_client_range(client_range(units, name)) if values else "-"
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's tau-b of two figures of several arms; NaN with fewer than three, or where one is constant."""
+    from scipy.stats import kendalltau
+
+    if len(pairs) < 3:
+        return math.nan
+    return float(kendalltau(*zip(*pairs, strict=True)).statistic)
 
 
 def contests_table(results: BenchmarkResults) -> Table:
-    """Win rates, uncorrected and at equal length, over the answers of all seeds, and by seed."""
+    """Win rates, uncorrected and at equal length, over all seeds, and by seed."""
     rows = []
     for name, by_seed in results.contests.items():
         pool = results.pools[name]
         every = Contest.pooled(by_seed)
         prompts = {prompt for contest in by_seed.values() for prompt in contest.units}
+
+        def counted(text: str, rate: WinRate, *, has_answers: bool = bool(every.ours)) -> str:
+            return f"{text} ({format_counts(rate)})" if has_answers else text
+
+        rate = format_rate(pool.win_rate, pool.low, pool.high)
         rates = {seed: contest.win_rate() for seed, contest in by_seed.items()}
+        by_seeds = [f"{seed}: {counted(format_percent(one.win_rate), one)}" for seed, one in rates.items()]
+        lengths = f"{np.mean(every.ours):.0f}, {np.mean(every.theirs):.0f}" if every.ours else MISSING
         rows.append(
-            {
-                "contest": name,
-                "answers (different prompts)": f"{len(every.ours)} ({len(prompts)})",
-                "win rate [95%] (wins/ties/losses)": _with_counts(
-                    format_rate(pool.win_rate, pool.low, pool.high), pool, every
-                ),
-                "at equal length [95%]": format_equal_length(pool),
-                "ties half": format_percent(pool.ties_half),
-                "characters": f"{np.mean(every.ours):.0f}, {np.mean(every.theirs):.0f}"
-                if every.ours
-                else "-",
-                "by seed": "; ".join(
-                    f"{seed}: {_with_counts(format_percent(rate.win_rate), rate, every)}"
-                    for seed, rate in rates.items()
-                ),
-            }
+            {"contest": name, "answers (different prompts)": f"{len(every.ours)} ({len(prompts)})"}
+            | {"win rate [95%] (wins/ties/losses)": counted(rate, pool)}
+            | rate_cells(pool, results.judges_of(name), "corrected for the judge's errors [95%]")
+            | {"characters": lengths, "by seed": "; ".join(by_seeds)}
         )
     return Table.of(
-        "Win rates over the answers of all seeds",
+        "Win rates over all seeds",
         rows,
-        "Intervals are 95% bootstraps over seeds and prompts; a prompt that several seeds have is drawn once"
-        " for all of them. With few seeds they are too narrow, and with one they concern its policies alone.",
+        "Intervals of 95% are over seeds and prompts (components/evaluation/intervals.py). With one seed they"
+        " are over its prompts, and concern its policies alone." + CORRECTED,
         RATE_HEADINGS,
     )
-
-
-def _with_counts(text: str, rate: WinRate, contest: Contest) -> str:
-    return f"{text} ({format_counts(rate)})" if contest.ours else text
 
 
 def judges_table(results: BenchmarkResults) -> Table:
     """The judge's position consistency in each contest and seed, and its own accuracy."""
     seeds = sorted(set[int]().union(*results.contests.values()))
-    rows = [
-        [
-            f"position consistency, {name}",
-            *(format_number(by_seed[seed].consistency) if seed in by_seed else "-" for seed in seeds),
-        ]
-        for name, by_seed in results.contests.items()
-    ]
+    rows = []
+    for name, by_seed in results.contests.items():
+        consistency = {seed: format_number(contest.consistency) for seed, contest in by_seed.items()}
+        rows.append([f"position consistency, {name}", *(consistency.get(seed, MISSING) for seed in seeds)])
     runs = [results.judges.get(seed, {}) for seed in seeds]
     names = sorted(set[str]().union(*results.judges.values()))
     for name in (name for name in names if name.startswith("judge_accuracy")):
@@ -263,11 +284,8 @@ def accuracy_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
     if by_taste:
         differs = any(named(run, "own_assigned") != named(run, "own") for run in runs)
         return [*by_taste, "own_assigned"] if differs else by_taste
-    return [
-        name
-        for name in ("accuracy", "summed", "per_token", "explicit")
-        if any(named(run, name) is not None for run in runs)
-    ]
+    metrics = ("accuracy", "summed", "per_token", "explicit")
+    return [name for name in metrics if any(named(run, name) is not None for run in runs)]
 
 
 def _bars(results: BenchmarkResults) -> list[Chart]:
@@ -294,16 +312,32 @@ def _win_rates(results: BenchmarkResults) -> list[Chart]:
         0.5,
         {name: rates for name, rates in seeds.items() if len(rates) > 1},
     )
-    caption = "Over the answers of all seeds. A tie is neither a win nor a loss, so both may be below half."
+    caption = (
+        "Over all seeds, with intervals over seeds and prompts. A tie is neither a win nor a loss, so both"
+        " may be below half."
+    )
     return [Chart(figure, caption)]
 
 
-def _hacking_charts(results: BenchmarkResults) -> list[Figure]:
-    return [
-        hacking_chart(f"Selectors and judge over the alignment: {arm}, seed {seed}", curve)
-        for arm, by_seed in results.hacking.items()
-        for seed, curve in by_seed.items()
-    ]
+def front_charts(fronts: Mapping[str, Mapping[int, Front]]) -> list[Figure]:
+    """The rewards of each front's policies by name and seed, a chart per seed and pair of objectives.
+
+    A policy that another one of the same front dominates is hollow and off the front's line.
+    """
+    charts = []
+    for seed in sorted(set[int]().union(*fronts.values())):
+        points = []
+        for name, runs in fronts.items():
+            front = runs.get(seed, {})
+            scores = np.array([list(point.scores.values()) for point in front.values()])
+            worse = find_dominated(scores) if front else np.array([])
+            points += [(name, arm, front[arm], bool(w)) for arm, w in zip(front, worse, strict=True)]
+        base = points[0][2].base_scores
+        for one, other in combinations(base, 2):
+            policies = [(name, arm, own.scores[one], own.scores[other], w) for name, arm, own, w in points]
+            origin = (BASE_POLICY, base[one], base[other])
+            charts.append(front_chart(f"Fronts, seed {seed}", (one, other), policies, origin))
+    return charts
 
 
 def _answers(results: BenchmarkResults) -> Iterator[Answers]:

@@ -1,4 +1,7 @@
-"""The results of a benchmark, of which its claims, choices and report are functions."""
+"""The results of a benchmark, of which its claims, choices and report are functions.
+
+A front of preferences is the policies of one method in the space of the rewards of its objectives.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from components.evaluation.contests import Contest, pooled_figures
-from components.evaluation.diagnostics.diagnostic import Summary
-from components.reporting.fronts import Front, front_metrics, worst_rewards
+from components.evaluation.diagnostics.diagnostic import FrontPoint, Summary
+from components.evaluation.pareto import hypervolume
 from components.reporting.units import Units
 from components.results import ContestFigures, CurvePoint
+
+Front = Mapping[str, FrontPoint]
+"""Points of a front, by arm."""
 
 
 @dataclass
 class BenchmarkResults:
     """The finished runs, by arm (or name of a contest or front) and seed."""
 
-    seeds: Sequence[int] = ()  # of the benchmark; the bootstrap of claims is a function of the first one
-    resamples: int = 2000  # of that bootstrap
+    seeds: Sequence[int] = ()  # of the benchmark
     metrics: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)  # of fronts too
     # what metrics are means of; those without units have one value per seed
     units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
@@ -32,7 +39,7 @@ class BenchmarkResults:
     commits: dict[str, list[str]] = field(default_factory=dict)  # of each run
     fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
     # rows of answers.json of the arms of fronts, of a front's first complete seed
-    answers: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
+    answers: dict[str, dict[str, list[Mapping[str, Any]]]] = field(default_factory=dict)
 
     def add_fronts(self, seed: int, fronts: Mapping[str, Front]) -> None:
         """Add the fronts of a seed, and their metrics."""
@@ -43,4 +50,48 @@ class BenchmarkResults:
     @cached_property
     def pools(self) -> dict[str, ContestFigures]:
         """The contests' figures over all seeds."""
-        return {name: pooled_figures(by_seed) for name, by_seed in self.contests.items()}
+        return {
+            name: pooled_figures(by_seed, judges=self.judges_of(name))
+            for name, by_seed in self.contests.items()
+        }
+
+    def judges_of(self, name: str) -> list[dict[str, float]]:
+        """Numbers of the judges of a contest, seed by seed."""
+        return [self.judges[seed] for seed in self.contests[name] if seed in self.judges]
+
+
+def complete_fronts(arms: Mapping[str, Sequence[str]], points: Mapping[str, FrontPoint]) -> dict[str, Front]:
+    """The fronts of which every arm has a point; the arms are by front, and the points by arm of one seed."""
+    return {
+        name: {arm: points[arm] for arm in own} for name, own in arms.items() if points.keys() >= set(own)
+    }
+
+
+def front_metrics(front: Front, worst: Mapping[str, float]) -> dict[str, float]:
+    """Hypervolume, from the worst rewards by objective, and rank correlation of a front with one seed.
+
+    The rank is the smallest of Spearman's correlations between an arm's share of preference and its reward,
+    over the objectives whose shares differ; 0 for an objective whose reward is the same in all arms.
+    """
+    from scipy.stats import spearmanr
+
+    objectives = list(worst)
+    rewards = np.array([[point.scores[name] for name in objectives] for point in front.values()])
+    preferences = np.array([[point.preferences[name] for name in objectives] for point in front.values()])
+    # Rounded, so that equal shares are not told apart by their rounding errors.
+    shares = np.round(preferences / preferences.sum(axis=1, keepdims=True), 9)
+    figures = {"front/hypervolume": hypervolume(rewards, np.array([worst[name] for name in objectives]))}
+    correlations = []
+    for own, reward in zip(shares.T, rewards.T, strict=True):
+        if np.ptp(own) > 0:
+            correlations.append(float(spearmanr(own, reward).statistic) if np.ptp(reward) > 0 else 0.0)
+    if correlations:
+        figures["front/rank"] = min(correlations)
+    return figures
+
+
+def worst_rewards(fronts: Mapping[str, Front]) -> dict[str, float]:
+    """Smallest reward of each objective over all policies of the fronts and the base policy."""
+    points = [point for front in fronts.values() for point in front.values()]
+    scores = [values for point in points for values in (point.scores, point.base_scores)]
+    return {name: min(values[name] for values in scores) for name in scores[0]}

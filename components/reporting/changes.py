@@ -1,4 +1,4 @@
-"""Figures beside those of the last runs, and which of them are regressions."""
+"""What a benchmark's file asks beside its claims: regressions since the last runs, choices of arms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from components.config.benchmark import Choice
 from components.reporting.formats import format_number
-from components.reporting.metrics import alias_of, named
+from components.reporting.metrics import MetricsByArm, alias_of, named, values_of
 from components.reporting.page import Table
 
 MeansByArm = Mapping[str, Mapping[str, float]]
@@ -96,4 +99,25 @@ def changes_table(changes: Sequence[Change]) -> Table:
         "Means over the seeds, beside the median of the last runs of the same arms and seeds. The same code"
         " gives the same figures on the same machine: a change comes from code, recipe, data, libraries or"
         " machine. A regression is a fall by more than the benchmark's file allows (its key regressions).",
+    )
+
+
+def choose_arms(choices: Mapping[str, Choice], metrics: MetricsByArm, seeds: Sequence[int]) -> dict[str, str]:
+    """By choice the arm with the largest mean, of equal ones the first; empty before all have all seeds."""
+    chosen = {}
+    for name, choice in choices.items():
+        values = {arm: values_of(metrics.get(arm, {}), choice.figure) for arm in choice.among}
+        is_complete = all(len(own) == len(seeds) for own in values.values())
+        chosen[name] = max(choice.among, key=lambda arm: float(np.mean(values[arm]))) if is_complete else ""
+    return chosen
+
+
+def choices_table(choices: Mapping[str, Choice], chosen: Mapping[str, str]) -> Table:
+    """A line for each choice; the means are in the table of methods."""
+    rows = [
+        {"for": name, "chosen arm": arm or "not measured", "by": alias_of(choices[name].figure).label}
+        for name, arm in chosen.items()
+    ]
+    return Table.of(
+        "Choices", rows, "The arm with the largest mean over the seeds; of equal ones, the first."
     )

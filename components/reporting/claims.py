@@ -1,27 +1,30 @@
 """The claims of a benchmark's file, checked against its figures.
 
-A claim holds if the whole 95% interval over seeds and prompts (or clients, or questions) meets it,
-fails if none of the interval does, and is undecided otherwise.
+The interval of a claim is over seeds and prompts (or clients, or questions), by components of variance
+(components/evaluation/intervals.py). A claim holds if the whole 95% interval meets it, and fails if none of
+the interval does, also after the correction for the number of claims of the file (Holm 1979); it is
+undecided otherwise, and with fewer than three seeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-from components.config.benchmark import WINS, Claim
-from components.evaluation.contests import Contest
+from components.config.benchmark import OF_CONTESTS, WINS, WINS_EQUAL_LENGTH, Claim
+from components.evaluation.contests import LABELS, equal_length
+from components.evaluation.intervals import LEVEL, Estimate, estimate_mean, estimate_share, holm
 from components.evaluation.winrate import Verdict
 from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.bootstrap import Stratum, mean_interval, share_interval
-from components.reporting.formats import format_equal_length
+from components.reporting.formats import format_equal_length, format_number
 from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
 from components.reporting.units import PROMPTS, Units
-from components.seeding import generator
 
 HOLDS = "holds"
 FAILS = "fails"
@@ -33,9 +36,7 @@ ROUNDING = 1e-9
 ENOUGH_SEEDS = 3
 """Seeds that a verdict needs, unless the figure is exact."""
 ONE_SEED = "one seed"
-
-DECIDED = (Verdict.FIRST, Verdict.SECOND)
-"""Verdicts that are no ties: a win and a loss."""
+EQUAL = "equal with all seeds, so that nothing is known of what varies"
 
 
 @dataclass(frozen=True)
@@ -45,30 +46,33 @@ class Finding:
     claim: str  # as text
     figure: str  # label of what it is on
     limit: float  # minimum or lower bound of the figure
-    verdict: str  # HOLDS, FAILS or UNDECIDED
-    value: float | None  # the figure over all seeds; None if it was not measured
-    low: float | None  # the 95% interval; None without one
-    high: float | None
-    reason: str  # why there is no interval, or what else a reader of the verdict must know
-    drawn: str  # what the interval is over
-    by_seed: str  # the numbers, as text
-    overall: str
+    verdict: str = UNDECIDED  # HOLDS, FAILS or UNDECIDED
+    value: float | None = None  # the figure over all seeds; None if it was not measured
+    low: float | None = None  # the 95% interval; None without one
+    high: float | None = None
+    reason: str = ""  # why there is no interval, or what else a reader of the verdict must know
+    drawn: str = "-"  # what the interval is over
+    by_seed: str = "-"  # the numbers, as text
+    overall: str = "-"
+    estimate: Estimate | None = None  # what the interval is of; None without one, and of exact figures
+    beside: str = ""  # of a rate at equal length, the wins and losses as they are
+    has_few_seeds: bool = False  # fewer than a verdict needs
+    alone: str = UNDECIDED  # the verdict by its own interval, before the correction for the number of claims
+
+    @property
+    def spreads(self) -> str:
+        """Standard deviation over the seeds, and over the units of a seed."""
+        one = self.estimate
+        return "-" if one is None else f"{format_number(one.between)}; {format_number(one.within)}"
+
+    @property
+    def detectable(self) -> str:
+        """The smallest difference from the limit that these seeds and units would decide in 80% of cases."""
+        return "-" if self.estimate is None else format_number(self.estimate.detectable())
 
     def __str__(self) -> str:
         interval = "" if self.low is None or self.high is None else f" [{self.low:.3f}, {self.high:.3f}]"
         return f"{self.verdict}{interval}" + (f" ({self.reason})" if self.reason else "")
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """What a claim is on, over the seeds that have it."""
-
-    by_seed: Mapping[int, str]  # the numbers, as text
-    overall: str = "-"
-    value: float | None = None  # the same as a number
-    interval: tuple[float, float] | None = None  # None if there is none
-    reason: str = ""  # why there is none
-    drawn: str = "-"  # what the interval is over
 
 
 def check_claims(claims: Sequence[Claim], results: BenchmarkResults) -> list[Finding]:
@@ -77,7 +81,26 @@ def check_claims(claims: Sequence[Claim], results: BenchmarkResults) -> list[Fin
     for claim in claims:
         opponents: list[str | None] = [*claim.against] or [None]
         findings += [_check(claim, other, results) for other in opponents]
-    return findings
+    return _corrected(findings)
+
+
+def _corrected(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with verdicts that are corrected for the number of those that could be decided."""
+    p_values: dict[int, float] = {}
+    for n, one in enumerate(findings):
+        if one.estimate is not None and not one.has_few_seeds:
+            # A limit that is further away by the tolerance, which counts where nothing varies.
+            away = -ROUNDING if one.estimate.value >= one.limit - ROUNDING else ROUNDING
+            p_values[n] = one.estimate.p_value(one.limit + away)
+    adjusted = dict(zip(p_values, holm([*p_values.values()]), strict=True))
+    corrected = []
+    for n, finding in enumerate(findings):
+        if finding.verdict != UNDECIDED and adjusted.get(n, 0.0) > 1 - LEVEL:
+            words = f"{finding.verdict} alone; p is {adjusted[n]:.2f} corrected for {len(p_values)} claims"
+            reason = ", ".join(filter(None, (words, finding.reason)))
+            finding = replace(finding, verdict=UNDECIDED, reason=reason)
+        corrected.append(finding)
+    return corrected
 
 
 def claims_table(findings: Sequence[Finding]) -> Table:
@@ -87,6 +110,8 @@ def claims_table(findings: Sequence[Finding]) -> Table:
             "claim": finding.claim,
             "verdict [95%]": str(finding),
             "interval over": finding.drawn,
+            "sd between; within seeds": finding.spreads,
+            "detectable": finding.detectable,
             "by seed": finding.by_seed,
             "over all seeds": finding.overall,
         }
@@ -95,96 +120,109 @@ def claims_table(findings: Sequence[Finding]) -> Table:
     return Table.of(
         "Claims",
         rows,
-        "Claims of the benchmark's file. A claim holds if the whole interval meets it, fails if none of it"
-        " does, and is undecided otherwise, or without an interval. The interval is a 95% bootstrap: seeds"
-        " are resampled with replacement, and prompts (or clients, or questions) too: once for all seeds that"
-        " have them, else within each seed; the same ones for both arms where they are paired. For a figure"
-        " with one value per seed, seeds alone are resampled. With few seeds the interval is too narrow: one"
-        " or two seeds decide nothing but counts.",
+        "Claims of the benchmark's file. A claim holds if the whole 95% interval meets it, fails if none of"
+        " it does, and is undecided otherwise. Intervals are over seeds and prompts (or clients, or"
+        " questions), by components of variance: what differs between seeds, between prompts that all seeds"
+        " have, and the rest. A verdict needs three seeds, unless the figure is a count, and must remain"
+        " after Holm's correction for the number of claims. Beside it are the standard deviations over seeds"
+        " and over the units of a seed, and the smallest difference from the limit that as many seeds and"
+        " units would decide in 80% of cases (one claim, not corrected).",
     )
 
 
 def _check(claim: Claim, other: str | None, results: BenchmarkResults) -> Finding:
-    if claim.figure == WINS:
-        name = f"{claim.arm} against {other}"
-        figure = "share of wins among wins and losses"
-        words = f"{name}: {figure}"
-        measured = _measure_wins(name, results)
-    else:
+    of_contests = claim.figure in OF_CONTESTS
+    alias = alias_of(claim.figure)
+    figure = CONTEST_LABELS[claim.figure] if of_contests else alias.label
+    name = f"{claim.arm} against {other}"
+    if not of_contests:
         factor = "" if claim.times == 1 else f"{claim.times:g} x "
-        difference = f" less {factor}{other}" if other else ""
-        figure = alias_of(claim.figure).label
-        words = f"{claim.arm}{difference}: {figure}"
-        measured = _measure_figure(claim, other, results)
-    seeds = len(measured.by_seed)
-    enough = seeds >= ENOUGH_SEEDS or (claim.figure != WINS and alias_of(claim.figure).is_exact)
-    verdict = _verdict(claim, *measured.interval) if measured.interval is not None and enough else UNDECIDED
-    remarks = [measured.reason] if measured.reason else []
+        name = claim.arm + (f" less {factor}{other}" if other else "")
+    limit = f"{'above' if claim.at_least is None else 'at least'} {claim.limit:g}"
+    finding = Finding(f"{name}: {figure} {limit}", figure, claim.limit)
+    if of_contests:
+        finding, seeds = _measure_contest(finding, claim.figure, name, results)
+    else:
+        finding, seeds = _measure_figure(finding, claim, other, results)
+    enough = seeds >= ENOUGH_SEEDS or (alias.is_exact and not of_contests)
+    verdict = _verdict(claim, finding) if enough else UNDECIDED
+    remarks = [finding.reason] if finding.reason else []
     if 0 < seeds < len(results.seeds):
         remarks.append(f"{seeds} of {len(results.seeds)} seeds")
-    elif measured.interval is not None and not enough:
+    elif finding.low is not None and not enough:
         remarks.append(f"{seeds} seeds")
     if claim.figure == WINS and verdict == HOLDS and not results.pools[name].length_controlled_low > 0.5:
         remarks.append(MAY_BE_CHANCE)
-    low, high = measured.interval or (None, None)
-    return Finding(
-        claim=f"{words} {_limit_words(claim)}",
-        figure=figure,
-        limit=claim.limit,
-        verdict=verdict,
-        value=measured.value,
-        low=low,
-        high=high,
-        reason=", ".join(remarks),
-        drawn=measured.drawn,
-        by_seed="; ".join(f"{seed}: {text}" for seed, text in measured.by_seed.items()) or "-",
-        overall=measured.overall,
-    )
+    reason = ", ".join(remarks)
+    return replace(finding, verdict=verdict, alone=verdict, reason=reason, has_few_seeds=not enough)
 
 
-def _verdict(claim: Claim, low: float, high: float) -> str:
+def _verdict(claim: Claim, finding: Finding) -> str:
+    if finding.low is None or finding.high is None:
+        return UNDECIDED
     if claim.at_least is not None:
-        holds, fails = low >= claim.limit - ROUNDING, high < claim.limit - ROUNDING
+        holds, fails = finding.low >= claim.limit - ROUNDING, finding.high < claim.limit - ROUNDING
     else:
-        holds, fails = low > claim.limit + ROUNDING, high <= claim.limit + ROUNDING
+        holds, fails = finding.low > claim.limit + ROUNDING, finding.high <= claim.limit + ROUNDING
     return HOLDS if holds else FAILS if fails else UNDECIDED
 
 
-def _limit_words(claim: Claim) -> str:
-    return f"{'above' if claim.at_least is None else 'at least'} {claim.limit:g}"
+def _with_numbers(finding: Finding, by_seed: Mapping[int, str], overall: str) -> Finding:
+    words = "; ".join(f"{seed}: {text}" for seed, text in by_seed.items())
+    return replace(finding, by_seed=words, overall=overall)
 
 
-# --- wins
+# --- contests
+
+DECIDED = (Verdict.FIRST, Verdict.SECOND)
+"""Verdicts that are no ties: a win and a loss."""
+NO_LENGTHS = "lengths and verdicts cannot be told apart"
+ONE_SEEDS_RESAMPLES = 100
+"""Of the bootstrap of one seed's figures, whose interval is not used."""
+
+CONTEST_LABELS = {
+    WINS: "share of wins among wins and losses",
+    WINS_EQUAL_LENGTH: "rate at equal length, a tie half a win",
+}
 
 
-def _measure_wins(name: str, results: BenchmarkResults) -> _Measured:
+def _measure_contest(
+    finding: Finding, figure: str, name: str, results: BenchmarkResults
+) -> tuple[Finding, int]:
+    """The finding with a contest's numbers, and how many seeds have verdicts that count."""
     contests = results.contests.get(name, {})
     if not contests:
-        return _Measured({}, reason="not measured")
+        return replace(finding, reason="not measured"), 0
     pool = results.pools[name]
-    by_seed = {n: _decided_words(*map(one.verdicts.count, DECIDED)) for n, one in contests.items()}
-    counts = _decided_words(pool.wins, pool.losses)
-    overall = f"{counts}; at equal length, a tie half, {format_equal_length(pool)}"
-    seeds = [_outcomes(contest) for contest in contests.values() if contest.prompts]
-    decided = {unit for outcomes in seeds for unit, won_and_lost in outcomes.items() if any(won_and_lost)}
-    if not decided:
-        return _Measured(by_seed, overall, reason="0 wins to 0 losses")
-    share = pool.wins / (pool.wins + pool.losses)
-    if len(seeds) == 1:
-        return _Measured(by_seed, overall, share, reason=ONE_SEED)
-    numbers = generator(results.seeds[0], "claim", WINS, name)
-    interval = share_interval(seeds, len(decided), results.resamples, numbers)
-    drawn = _drawn_words([len(prompts) for prompts in seeds], PROMPTS)
-    return _Measured(by_seed, overall, share, interval, drawn=drawn)
-
-
-def _outcomes(contest: Contest) -> Stratum:
-    """Wins and losses by prompt, times the number of prompts, so that their means are a seed's totals."""
-    outcomes = {prompt: [0, 0] for prompt in contest.units}
-    for prompt, verdict in zip(contest.units, contest.verdicts, strict=True):
-        if verdict in DECIDED:
-            outcomes[prompt][DECIDED.index(verdict)] += len(outcomes)
-    return outcomes
+    decided, equal = _decided_words(pool.wins, pool.losses), format_equal_length(pool)
+    counted = DECIDED if figure == WINS else tuple(LABELS)
+    every = [one for one in contests.values() if any(verdict in counted for verdict in one.verdicts)]
+    if figure == WINS:
+        by_seed = {n: _decided_words(*map(one.verdicts.count, DECIDED)) for n, one in contests.items()}
+        finding = _with_numbers(finding, by_seed, f"{decided}; at equal length, a tie half, {equal}")
+        if not pool.wins + pool.losses:
+            return replace(finding, reason="0 wins to 0 losses"), len(contests)
+        value = pool.wins / (pool.wins + pool.losses)
+    else:
+        rates = {n: one.figures(ONE_SEEDS_RESAMPLES).length_controlled for n, one in contests.items()}
+        finding = _with_numbers(
+            finding, {n: f"{rate:.3f}" for n, rate in rates.items()}, f"{equal}; {decided}"
+        )
+        value = pool.length_controlled
+        if not math.isfinite(value):
+            return replace(finding, reason=NO_LENGTHS), len(contests)
+    finding = replace(finding, value=value)
+    if len(every) == 1:
+        return replace(finding, reason=ONE_SEED), 1
+    estimate = equal_length(every)
+    if figure == WINS:
+        estimate = estimate_share([one.counts(one.verdicts, (Verdict.SECOND,)) for one in every])
+    if estimate is None:
+        return replace(finding, reason=NO_LENGTHS), len(contests)
+    low, high = estimate.interval()
+    beside = "" if figure == WINS else f" (wins to losses {decided})"
+    drawn = _drawn_words([len(set(contest.units)) for contest in every], PROMPTS)
+    return replace(finding, low=low, high=high, estimate=estimate, beside=beside, drawn=drawn), len(every)
 
 
 def _decided_words(wins: int, losses: int) -> str:
@@ -195,58 +233,62 @@ def _decided_words(wins: int, losses: int) -> str:
 # --- figures
 
 
-@dataclass(frozen=True)
-class _Term:
+class _Term(NamedTuple):
     """An arm's figure with one seed, and the factor that it enters a claim with."""
 
     factor: float
     value: float
-    units: Units | None
-
-    @property
-    def count(self) -> int:
-        """Number of its units."""
-        return 1 if self.units is None else len(self.units.values)
+    units: Units  # of a figure with one value per seed, that value without a kind
 
     @property
     def is_mean(self) -> bool:
-        """Whether the value is the mean of the units, if it has any."""
-        mean = self.value if self.units is None else self.units.mean
-        return math.isclose(mean, self.value, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        return math.isclose(self.units.mean, self.value, rel_tol=ROUNDING, abs_tol=ROUNDING)
 
     def strata(self) -> dict[str, dict[str, float]]:
         """Its values by stratum and unit; their strata's means add up to the factor times the figure."""
-        strata = {"": {"": self.value}} if self.units is None else self.units.strata
-        share = self.factor / len(strata)
-        return {name: {unit: share * value for unit, value in own.items()} for name, own in strata.items()}
+        share = self.factor / len(self.units.strata)
+        return {
+            name: {unit: share * value for unit, value in own.items()}
+            for name, own in self.units.strata.items()
+        }
 
 
-def _measure_figure(claim: Claim, other: str | None, results: BenchmarkResults) -> _Measured:
+def _measure_figure(
+    finding: Finding, claim: Claim, other: str | None, results: BenchmarkResults
+) -> tuple[Finding, int]:
+    """The finding with a figure's numbers, and of how many seeds it is known."""
     factors = {claim.arm: 1.0} | ({other: -claim.times} if other else {})
     by_arm: dict[str, dict[int, _Term]] = {arm: {} for arm in factors}
     for arm, factor in factors.items():
         for seed, run in results.metrics.get(arm, {}).items():
             if (value := named(run, claim.figure)) is not None:
                 units = named(results.units.get(arm, {}).get(seed, {}), claim.figure)
-                by_arm[arm][seed] = _Term(factor, value, units)
+                by_arm[arm][seed] = _Term(factor, value, units or Units("", {"": {"": value}}))
     if missing := [arm for arm, own in by_arm.items() if not own]:
-        return _Measured({}, reason=f"not measured: {', '.join(missing)}")
+        return replace(finding, reason=f"not measured: {', '.join(missing)}"), 0
     shared = sorted(set.intersection(*map(set, by_arm.values())))
     if not shared:
-        return _Measured({}, reason="no seed has both arms")
+        return replace(finding, reason="no seed has both arms"), 0
     terms = {seed: [own[seed] for own in by_arm.values()] for seed in shared}
-    by_seed = {seed: _difference_words(own) for seed, own in terms.items()}
     totals = {seed: sum(term.factor * term.value for term in own) for seed, own in terms.items()}
     mean = float(np.mean(list(totals.values())))
-    overall = f"mean {mean:.3f}"
-    reason = _why_no_interval(claim.figure, terms, totals)
-    if reason:
-        return _Measured(by_seed, overall, mean, reason=reason)
-    numbers = generator(results.seeds[0], "claim", claim.figure, *factors)
+    by_seed = {seed: _difference_words(own) for seed, own in terms.items()}
+    finding = replace(_with_numbers(finding, by_seed, f"mean {mean:.3f}"), value=mean)
+    if reason := _why_no_interval(claim.figure, terms, totals):
+        return replace(finding, reason=reason), len(shared)
     paired = all(map(_are_paired, terms.values()))
-    seeds = [_strata(own, paired) for own in terms.values()]
-    interval = mean_interval(seeds, results.resamples, numbers)
-    return _Measured(by_seed, overall, mean, interval, drawn=_drawn_by(list(terms.values()), paired))
+    kind = next((term.units.unit for term in chain.from_iterable(terms.values()) if term.units.unit), "")
+    drawn = _drawn_words([max(len(term.units.values) for term in own) for own in terms.values()], kind)
+    if kind and len(factors) > 1:
+        drawn += ", paired" if paired else ", not paired"
+    if alias_of(claim.figure).is_exact:  # a count that is the same in every run of the recipe, or nearly so
+        low, high = min(totals.values()), max(totals.values())
+        return replace(finding, low=low, high=high, drawn=drawn), len(shared)
+    estimate = estimate_mean([_strata(own, paired) for own in terms.values()])
+    if not any(one.variance for one in estimate.components):
+        return replace(finding, reason=EQUAL), len(shared)
+    low, high = estimate.interval()
+    return replace(finding, low=low, high=high, estimate=estimate, drawn=drawn), len(shared)
 
 
 def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: Mapping[int, float]) -> str:
@@ -262,7 +304,9 @@ def _why_no_interval(figure: str, terms: Mapping[int, Sequence[_Term]], totals: 
         return ""
     if len(terms) == 1:
         return ONE_SEED
-    if len(terms) < ENOUGH_SEEDS and all(term.count == 1 for own in terms.values() for term in own):
+    if len(terms) < ENOUGH_SEEDS and all(
+        len(term.units.values) == 1 for own in terms.values() for term in own
+    ):
         return f"one value per seed, which needs {ENOUGH_SEEDS} seeds"
     return ""
 
@@ -273,27 +317,19 @@ def _are_paired(terms: Sequence[_Term]) -> bool:
     return all(names == unit_names[0] for names in unit_names)
 
 
-def _strata(terms: Sequence[_Term], paired: bool) -> dict[str, Stratum]:
-    """The strata of a seed that are resampled: differences by unit where arms are paired, else both arms'."""
+def _strata(terms: Sequence[_Term], paired: bool) -> dict[str, dict[str, float]]:
+    """The strata of a seed: differences by unit where arms are paired, else both arms'."""
     every = [term.strata() for term in terms]
     if paired:
         return {
-            name: {unit: [sum(strata[name][unit] for strata in every)] for unit in stratum}
+            name: {unit: sum(strata[name][unit] for strata in every) for unit in stratum}
             for name, stratum in every[0].items()
         }
     return {
-        f"{number} {name}": {unit: [value] for unit, value in stratum.items()}
+        f"{number} {name}": dict(stratum)
         for number, strata in enumerate(every)
         for name, stratum in strata.items()
     }
-
-
-def _drawn_by(seeds: Sequence[Sequence[_Term]], paired: bool) -> str:
-    measured = [term.units for terms in seeds for term in terms if term.units is not None]
-    if not measured:
-        return _drawn_words([1] * len(seeds), "")
-    words = _drawn_words([max(term.count for term in terms) for terms in seeds], measured[0].unit)
-    return words + ("" if len(seeds[0]) == 1 else ", paired" if paired else ", not paired")
 
 
 def _drawn_words(counts: Sequence[int], kind: str) -> str:

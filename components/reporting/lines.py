@@ -1,4 +1,4 @@
-"""Lines of a run's log."""
+"""Lines of a run's log, and whose model answers, in words."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Mapping
 
 from components.data.data_report import PreparationReport, RowCounts
 from components.progress import format_loss
-from components.results import AccuracyReport, Metrics, QuestionResult, StepRecord
+from components.results import AccuracyReport, Metrics, Outcome, PrivacySpent, QuestionResult, StepRecord
 
 MAX_DOMAINS = 6
 """Number of domains beyond which a line or a table shows none.
 
 metrics.json has all of them. SHP has 18 domains (FedBiscuit section 6)."""
 
+MANY_STEPS = 4
+"""Adapters of which a line has each step; of more it has the smallest and the largest."""
 SERVER_STEP = "server_step"
 """Last part of the names of the server's metrics that give the distance of an adapter's step."""
 
@@ -28,7 +30,8 @@ def accuracy_line(accuracy: AccuracyReport) -> str:
 def _accuracy_part(accuracy: AccuracyReport) -> str:
     clients = f"worst client {accuracy.worst:.3f}, best {accuracy.best:.3f}, spread {accuracy.spread:.3f}"
     domains = [f"{name or 'all pairs'} {value:.3f}" for name, value in shown_domains(accuracy).items()]
-    return f"{accuracy.mean:.3f} ({clients})" + (f"; {', '.join(domains)}" if domains else "")
+    answered = f"{accuracy.answered}, " if accuracy.missing else ""
+    return f"{accuracy.mean:.3f} ({answered}{clients})" + (f"; {', '.join(domains)}" if domains else "")
 
 
 def shown_domains(accuracy: AccuracyReport) -> dict[str, float]:
@@ -52,6 +55,7 @@ KEPT_BY = {
     "owner not among the clients": "data.clients",
     "value of data.column not among the clients": "data.column_clients",
     "over max_pairs": "data.max_pairs",
+    "owner takes part in no round": "data.unseen_clients",
     "pair over max_characters": "data.max_characters",
     "prompt over max_characters": "data.max_characters",
     "prompt given to the server": "data.options.align_share",
@@ -90,15 +94,17 @@ def measure_line(name: str, measured: Metrics) -> str:
 
 def round_line(record: StepRecord) -> str:
     """A step of the federation as a line."""
-    parts = [f"{len(record.clients)} clients"]
+    parts = [f"{record.participants} clients"]
     means = record.client_means()
     if "loss" in means:
         parts.append(f"training loss {format_loss(means['loss'])}")
     if not record.ends_round:
         parts += [f"{name} {value:.4g}" for name, value in record.server.scalars.items()]
     scalars = record.server.scalars.items()
-    if steps := [f"{value:.3f}" for name, value in scalars if name.rpartition("/")[2] == SERVER_STEP]:
-        parts.append(f"server moved {', '.join(steps)}")
+    if steps := [value for name, value in scalars if name.rpartition("/")[2] == SERVER_STEP]:
+        ends = sorted({min(steps), max(steps)}) if len(steps) > MANY_STEPS else steps
+        separator = " to " if len(steps) > MANY_STEPS else ", "
+        parts.append(f"server moved {separator.join(f'{value:.3f}' for value in ends)}")
     for name, reasons in (("failed", record.failed), ("refused", record.refused)):
         clients = [f"{client} ({reason})" for client, reason in reasons.items()]
         parts += [f"{name}: {'; '.join(clients)}"] if clients else []
@@ -119,3 +125,54 @@ def questions_line(answers: Mapping[str, QuestionResult]) -> str:
             f" {mean.unparsable_share:.3f}"
         )
     return " | ".join(parts)
+
+
+def accuracy_label(outcome: Outcome) -> str:
+    """What accuracies on pairs are accuracies of."""
+    return "Selector accuracy" if outcome.labels_pairs else "Implicit reward"
+
+
+def accuracy_note(outcome: Outcome) -> str:
+    """How clients are measured that do not all use the same model; else empty."""
+    if not outcome.clients:
+        return ""
+    if outcome.own == "examples":
+        return "with each client's own examples, on its own pairs"
+    if outcome.assignment:
+        model = "selector" if outcome.labels_pairs else "adapter"
+        return f"each client's own {model}, on its own pairs"
+    return "each client's own model from the server's adapter, on its own pairs"
+
+
+def privacy_line(spent: PrivacySpent) -> str:
+    """What differential privacy protects, and its epsilon, as a line."""
+    if spent.epsilon is None:
+        return f"privacy, unit {spent.unit}: no epsilon, since the secrets follow from the recipe's seed"
+    delta = f", delta {spent.delta:g}" if spent.delta else ""
+    outside = f"; not covered: {spent.outside}" if spent.outside else ""
+    return f"privacy, unit {spent.unit}: epsilon {spent.epsilon:.4g}{delta} ({spent.accountant}){outside}"
+
+
+def policy_note(outcome: Outcome) -> str:
+    """How the policies can be used, where clients have policies of their own; else empty."""
+    if not outcome.clients or outcome.labels_pairs:
+        return ""
+    if outcome.own == "examples":
+        return (
+            "Each client's policy is the base policy with some of its own pairs in the prompt, which stay"
+            " with the client. The PEFT folder and the registered model are the base policy."
+        )
+    if not outcome.assignment:
+        return (
+            "Each client's policy is the shared adapter with private modules, which stay with the client. The"
+            " PEFT folder and the registered model are the shared adapter."
+        )
+    if outcome.own:
+        return (
+            "Each client's policy is its own adapter with private modules, which stay with the client. The"
+            " PEFT folders and the registered model are the adapters."
+        )
+    return (
+        "Each client has an aligned policy of its own, a PEFT folder within the folder `aligned`. The"
+        " registered model has all of them: its column client_id says whose policy answers."
+    )

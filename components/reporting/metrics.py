@@ -3,7 +3,8 @@
 A name is a path: `after/accuracy/worst` is the worst client's accuracy after the rounds,
 `aligned_vs_base/win_rate` the win rate against the base policy. `before/`, `after/` and `best/` say
 when it was measured; `largest/` is the largest value over the measured rounds, `cost/` is over all
-rounds and clients. What a round or a step logs over time has the same name without the moment.
+rounds and clients. `unseen/` is of clients that took part in no round. What a round or a step logs
+over time has the same name without the moment.
 
 Benchmark files may name a metric by an alias (ALIASES), which also has its label in tables.
 """
@@ -18,28 +19,38 @@ from typing import Any
 
 import numpy as np
 
-from components.charts import Point
 from components.config import Recipe
 from components.config.local_objectives import implicit_reward_scale
+from components.evaluation.charts import Point
 from components.evaluation.contests import Contest
 from components.evaluation.diagnostics.diagnostic import Summary
-from components.federation.method import method_of
+from components.evaluation.winrate import Verdict
 from components.results import (
     AccuracyReport,
     AccuracySummary,
     AlignmentResult,
     EvaluationResult,
     FederationResult,
+    PrivacySpent,
     QuestionFigures,
     QuestionResult,
     RoundEvaluation,
     StepRecord,
+    UnseenResult,
 )
 
 Metrics = dict[str, float]
 """Numbers by name."""
 MetricsByArm = Mapping[str, Mapping[int, Mapping[str, float]]]
 """Numbers by name, by arm and seed."""
+
+
+CONTESTS = {
+    "aligned_vs_base": "aligned against base policy",
+    "aligned_vs_human": "aligned against {answers_author}",
+    "base_vs_human": "base against {answers_author}",
+}
+"""Labels of a run's contests, by name."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,11 @@ def _assigned(domain: str) -> tuple[str, ...]:
     return tuple(f"after/{kind}/domain/{domain}" for kind in ("accuracy_assigned", "accuracy"))
 
 
+def _of_policy(metric: str) -> tuple[str, ...]:
+    """Of the aligned policy; where the clients have trained it, of the rounds."""
+    return f"implicit_reward/{metric}/mean", f"after/accuracy/{metric}/mean"
+
+
 ALIASES: Mapping[str, Alias] = {
     "common": Alias(("after/accuracy/domain/common",), "common taste"),
     "common_assigned": Alias(_assigned("common"), "common taste, own adapter"),
@@ -62,6 +78,10 @@ ALIASES: Mapping[str, Alias] = {
     "own_assigned": Alias(_assigned("own"), "own taste, own adapter"),
     "accuracy": Alias(("after/accuracy/mean",), "pair accuracy"),
     "worst": Alias(("after/accuracy/worst",), "worst client"),
+    "worst_tenth": Alias(("after/accuracy/worst_tenth",), "worst 10% of clients"),
+    "jain": Alias(("after/accuracy/jain",), "Jain's index of pair accuracy"),
+    "unseen": Alias(("unseen/accuracy/mean",), "clients in no round"),
+    "unseen_worst_tenth": Alias(("unseen/accuracy/worst_tenth",), "worst 10% of clients in no round"),
     "best_accuracy": Alias(("best/accuracy/mean",), "pair accuracy, best round"),
     "margin": Alias(("after/reward_margin",), "reward margin"),
     "reward": Alias(("after/reward",), "reward"),
@@ -85,6 +105,8 @@ ALIASES: Mapping[str, Alias] = {
     "characters": Alias(("answers/aligned_characters",), "characters per answer"),
     "kl": Alias(("align/kl_sequence",), "KL (nats)"),
     "implicit_reward": Alias(("implicit_reward/mean",), "implicit reward"),
+    "policy_summed": Alias(_of_policy("summed"), "policy's accuracy by log-likelihood"),
+    "policy_per_token": Alias(_of_policy("per_token"), "policy's accuracy per token"),
     "adjusted_rand_index": Alias(("grouping/adjusted_rand_index",), "adjusted Rand index"),
     "neighbors": Alias(("client_graph/neighbors",), "own-group neighbors"),
     "neighbors_chance": Alias(("client_graph/neighbors_chance",), "own-group neighbors by chance"),
@@ -107,7 +129,8 @@ clients' mean. Reward and reward margin are implicit (beta log pi / pi_ref of th
 and its difference to the rejected one's), the clients' mean on held-out pairs after the last round;
 what is called best is the largest over the rounds that were measured, chosen by the reported pairs.
 Accuracy by log-likelihood is FedPDPO's preference accuracy (section 5), by sums over a completion's
-tokens or by their means. MB sent are of all clients over all rounds; kept is what never leaves a
+tokens or by their means; the policy's is that of the aligned policy, on the pairs of
+evaluation.preference_pairs. MB sent are of all clients over all rounds; kept is what never leaves a
 client, the mean over clients after the last round that each took part in. Training time is the sum
 over clients and rounds, aggregation time the server's mean per round (DRIFT table 6). Hypervolume
 and rank correlation are of a front, which has a row of its own (Benchmark.fronts).
@@ -151,12 +174,15 @@ class RunResults:
     answers: Sequence[Mapping[str, Any]]  # rows of answers.json: prompt, references, both policies' texts
     diagnostics: Mapping[str, Summary] = field(default_factory=dict)  # by name of the diagnostic
     contests: Mapping[str, Contest] = field(default_factory=dict)  # verdicts of its own contests, by name
+    answers_author: str = "human text"  # of the references of the held-out prompts
 
     @cached_property
     def metrics(self) -> Metrics:
         """Every finite number of the run, by name."""
         federation, curve = self.federation, self.curve
         metrics = flatten({moment: evaluation_metrics(one) for moment, one in self.moments.items()})
+        if federation.unseen is not None:
+            metrics |= unseen_metrics(federation.unseen)
         if federation.best is not None:
             metrics["best/round"] = federation.best.rounds_done
         metrics |= {f"largest/accuracy/{name}/mean": one.mean for name, one in largest(federation).items()}
@@ -168,7 +194,7 @@ class RunResults:
             lengths = [len(row[policy]["text"]) for row in self.answers]
             metrics[f"answers/{policy}_characters"] = float(np.mean(lengths))
         metrics |= flatten({name: summary.figures for name, summary in self.diagnostics.items()})
-        metrics |= cost_metrics(federation.records)
+        metrics |= cost_metrics(federation.records) | privacy_metrics(federation.privacy)
         return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
     @property
@@ -181,12 +207,35 @@ class RunResults:
     @property
     def scale(self) -> float | None:
         """Scale beta of the implicit reward; None where selectors were trained, which have none."""
-        return implicit_reward_scale(method_of(self.recipe.federation).local_objective)
+        return implicit_reward_scale(self.recipe.federation.options.local().objective)
 
     @property
     def curve(self) -> list[Point]:
-        """See reward_curve."""
-        return [] if self.scale is None else reward_curve(self.federation, self.scale)
+        """Implicit reward of the chosen completions, its margin, and accuracies, by the rounds done.
+
+        As in DRIFT section 7.1, figures 6 and 7, and FedPDPO figures 3 and 4. Empty where selectors were
+        trained, which have no implicit reward.
+        """
+        curve: list[Point] = []
+        for evaluation in self.federation.comparable:
+            accuracy = evaluation.accuracy
+            if accuracy.reward is not None and self.scale is not None:
+                numbers = {"round": evaluation.rounds_done, "reward": self.scale * accuracy.reward}
+                numbers |= {"margin": self.scale * accuracy.margin, "accuracy": accuracy.mean}
+                curve.append(numbers | {name: one.mean for name, one in accuracy.by_metric.items()})
+        return curve
+
+    @property
+    def contest_labels(self) -> dict[str, str]:
+        """Labels of its contests, by name."""
+        own = {name: label for name, label in CONTESTS.items() if name in self.evaluation.contests}
+        return {name: label.format(answers_author=self.answers_author) for name, label in own.items()}
+
+
+def verdict_words(verdict: Verdict, contest: str) -> str:
+    """Who wrote the better answer by a verdict on a contest with the label 'ours against theirs'."""
+    ours, _, theirs = contest.partition(" against ")
+    return {Verdict.FIRST: ours, Verdict.SECOND: theirs}.get(verdict, verdict.value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Metrics:
@@ -202,22 +251,22 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Metrics:
 
 def accuracy_metrics(accuracy: AccuracyReport) -> Metrics:
     """Held-out accuracy as metrics: of the majority, and of the clients' assigned adapters."""
-    reports = {"accuracy": accuracy, "accuracy_assigned": accuracy.assigned}
-    return flatten({name: _report_figures(one) for name, one in reports.items() if one is not None})
-
-
-def _report_figures(report: AccuracyReport) -> dict[str, Any]:
-    unnamed = "" if "all" in report.domains else "all"
-    return {
-        **_summary_figures(report),
-        **{"margin": report.margin, "reward": report.reward},
-        "domain": {domain or unnamed: value for domain, value in report.domains.items()},
-        **{name: _summary_figures(summary) for name, summary in report.by_metric.items()},
-    }
+    figures = {}
+    for name, report in {"accuracy": accuracy, "accuracy_assigned": accuracy.assigned}.items():
+        if report is not None:
+            unnamed = "" if "all" in report.domains else "all"
+            figures[name] = {
+                **_summary_figures(report),
+                **{"margin": report.margin, "reward": report.reward},
+                "domain": {domain or unnamed: value for domain, value in report.domains.items()},
+                **{name: _summary_figures(summary) for name, summary in report.by_metric.items()},
+            }
+    return flatten(figures)
 
 
 def _summary_figures(summary: AccuracySummary) -> dict[str, float]:
-    return {name: getattr(summary, name) for name in ("mean", "worst", "best", "spread")}
+    names = ("mean", "worst", "best", "spread", "worst_tenth", "jain")
+    return {name: getattr(summary, name) for name in names}
 
 
 def evaluation_metrics(evaluation: RoundEvaluation) -> Metrics:
@@ -226,11 +275,16 @@ def evaluation_metrics(evaluation: RoundEvaluation) -> Metrics:
     return accuracy_metrics(evaluation.accuracy) | flatten(measures)
 
 
+def unseen_metrics(unseen: UnseenResult) -> Metrics:
+    """Accuracy of clients that took part in no round, as metrics."""
+    return flatten({"unseen": accuracy_metrics(unseen.accuracy)})
+
+
 def largest(federation: FederationResult) -> dict[str, AccuracySummary]:
     """The largest accuracies by log-likelihood, where some were measured between the rounds."""
     if federation.best is None:
         return {}
-    measured = [evaluation.accuracy.by_metric for evaluation in federation.evaluations[1:]]
+    measured = [evaluation.accuracy.by_metric for evaluation in federation.comparable[1:]]
     return {
         name: max((by_metric[name] for by_metric in measured), key=lambda summary: summary.mean)
         for name in ("summed", "per_token")
@@ -238,49 +292,21 @@ def largest(federation: FederationResult) -> dict[str, AccuracySummary]:
     }
 
 
-def reward_curve(federation: FederationResult, beta: float) -> list[Point]:
-    """Implicit reward of the chosen completions, its margin, and accuracies, by the rounds done.
-
-    As in DRIFT section 7.1, figures 6 and 7, and FedPDPO figures 3 and 4. Empty where selectors
-    were trained, which have no implicit reward; beta is its scale.
-    """
-    curve: list[Point] = []
-    for evaluation in federation.evaluations:
-        accuracy = evaluation.accuracy
-        if accuracy.reward is not None:
-            curve.append(
-                {
-                    "round": evaluation.rounds_done,
-                    "reward": beta * accuracy.reward,
-                    "margin": beta * accuracy.margin,
-                    "accuracy": accuracy.mean,
-                    **{name: summary.mean for name, summary in accuracy.by_metric.items()},
-                }
-            )
-    return curve
-
-
 def result_metrics(result: EvaluationResult) -> Metrics:
     """The numbers of the phase evaluate."""
     judge = {name.removeprefix("judge_"): value for name, value in result.judge_figures.items()}
     if "accuracy/" in judge and "accuracy/all" not in judge:  # of pairs without a domain
         judge["accuracy/all"] = judge.pop("accuracy/")
-    contests = {name: figures.model_dump() for name, figures in result.contests.items()}
     alpaca = {} if result.alpaca_eval is None else result.alpaca_eval.contests
     questions = {
         policy: {name: figures.model_dump() for name, figures in question_figures(answers).items()}
         for policy, answers in result.questions.items()
     }
-    metrics = flatten(
-        {
-            "answers": result.answers,
-            "judge": judge,
-            **contests,
-            "rouge": result.rouge,
-            "alpaca_eval": {name: contest.figures.model_dump() for name, contest in alpaca.items()},
-            "questions": questions,
-        }
-    )
+    metrics = flatten({"answers": result.answers, "judge": judge})
+    metrics |= flatten({name: figures.model_dump() for name, figures in result.contests.items()})
+    metrics |= flatten({"rouge": result.rouge})
+    metrics |= flatten({"alpaca_eval": {name: one.figures.model_dump() for name, one in alpaca.items()}})
+    metrics |= flatten({"questions": questions})
     if result.implicit_reward is not None:
         for name, value in accuracy_metrics(result.implicit_reward).items():
             metrics[name.replace("accuracy", "implicit_reward", 1)] = value
@@ -294,22 +320,29 @@ def question_figures(result: QuestionResult) -> dict[str, QuestionFigures]:
 
 def cost_metrics(records: Sequence[StepRecord]) -> Metrics:
     """Steps, time (seconds) and bytes (MB) of all clients over all rounds."""
-    updates = [update for record in records for update in record.clients.values()]
-    ends = [record.clients for record in records if record.ends_round]
-    kept = {name: update.traffic.kept for clients in ends for name, update in clients.items()}
-    steps = [update.metrics.scalars.get("steps", 0.0) for clients in ends for update in clients.values()]
-    metrics = {
-        "cost/client_steps": sum(steps, 0.0),
-    }
+    ends = [record for record in records if record.ends_round]
+    metrics = {"cost/client_steps": sum((record.scalar_sum("steps") for record in ends), 0.0)}
     aggregations = [one.aggregation_seconds for one in records if one.aggregation_seconds is not None]
     if aggregations:  # unknown of a result that was pulled with DVC
-        train = sum((one.metrics.scalars.get("seconds", 0.0) for one in updates), 0.0)
-        metrics["cost/train_seconds"] = train
+        metrics["cost/train_seconds"] = sum((record.scalar_sum("seconds") for record in records), 0.0)
         metrics["cost/aggregation_seconds"] = sum(aggregations) / len({record.round for record in records})
-    metrics["cost/sent_mb"] = sum(update.traffic.sent for update in updates) / 1e6
+    sent = sum(update.traffic.sent for record in records for update in record.updates)
+    metrics["cost/sent_mb"] = sent / 1e6
+    kept: dict[str, float] = {}
+    for record in ends:
+        kept |= {name: client.traffic.kept for name, client in record.clients.items()}
+        if record.total is not None:
+            kept[""] = record.total.traffic.kept / record.total.clients
     if any(kept.values()):
         metrics["cost/kept_mb"] = float(np.mean(list(kept.values()))) / 1e6
     return metrics
+
+
+def privacy_metrics(spent: PrivacySpent | None) -> Metrics:
+    """Epsilon and delta; none where nothing is protected, or secrets are simulated."""
+    if spent is None or spent.epsilon is None:
+        return {}
+    return {"privacy/epsilon": spent.epsilon, "privacy/delta": spent.delta}
 
 
 def base_metrics(metrics: Mapping[str, float]) -> Metrics:

@@ -153,17 +153,13 @@ def to_html(page: Page) -> str:
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "cell_class": cell_class,
-        "anchor": _anchor,
+        "anchor": lambda title: re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-"),
         "kind": lambda part: type(part).__name__,
     }
     shown = [section for section in page.sections if section.parts]
     has_charts = any(isinstance(part, Chart) for section in shown for part in section.parts)
     template = environment.get_template("page.html.j2")
     return template.render(page=page, sections=shown, plotly=get_plotlyjs() if has_charts else "")
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def to_markdown(page: Page) -> str:

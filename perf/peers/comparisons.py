@@ -9,35 +9,52 @@ The peers run in an environment of their own, which the first call installs from
 (requirements.txt). All programs read the same token rows, minibatches and initial adapter, and their
 first losses must be equal. Each runs in a process of its own, in turn; start-up, data and the first
 round or client are not timed. The recipe's dropout is switched off, and the processor is used.
+
+A program prints its work as JSON: of each round or client the seconds, and by client the losses of its
+first and its last step (nats).
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from components.config import Recipe, UserError
 from components.environment import available_cores
+from components.io import write_atomically
+from components.paths import home
+from perf import harness
 from perf.harness import Ratios, compare, in_process, last_line
-from perf.peers.environment import SCRIPTS, peer_variables, peers_python
 from perf.peers.exchange import load_peer_recipe, prepared_folder, write_exchange
 from perf.peers.own import Work, time_clients, time_rounds
-from perf.peers.runs import OURS, Program, alternate
 
 if TYPE_CHECKING:
     import pandas as pd
 
+OURS = "fed-rlhf"
+TOLERANCE = 1e-3
+"""Largest difference between first losses of the same work (nats)."""
 CLIENTS = 3
 """Clients of FedDPO in a run; the first one is not timed."""
 FEDDPO = ("federation.method=feddpo", "federation.batch_size=1", "federation.optimizer.lr=2e-4")
 """Overrides of a recipe with another method, those of the benchmark `summarization`."""
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+SCRIPTS = Path(__file__).with_name("scripts")
+"""The peers' programs, which import nothing of the project."""
 
 
 def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: int = 1) -> Ratios:
-    """Print the times of a round of FedBis through the flow and in Flower, plain and tuned.
+    """Print the times of a round of FedBis through the flow and in Flower; gives the speed-ups.
 
     Args:
         name: of the recipe.
@@ -45,9 +62,6 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
         rounds: timed rounds of a run, after one that is not timed.
         clients_at_once: clients of all programs that train concurrently, with an even share of the
             cores; Flower's default of two cores per client is 1 on two cores.
-
-    Returns:
-        the speed-ups against both apps.
 
     Raises:
         UserError: the recipe's method is not fedbis, there are fewer cores than clients at once, the
@@ -59,8 +73,9 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
         raise UserError(
             f"{clients_at_once} clients cannot train at once on {cores} cores: choose at most one per core."
         )
-    overrides = [f"federation.rounds={rounds + 1}", f"runtime.cpu_workers={clients_at_once}"]
-    recipe = load_peer_recipe(name, overrides)
+    recipe = load_peer_recipe(
+        name, [f"federation.rounds={rounds + 1}", f"runtime.cpu_workers={clients_at_once}"]
+    )
     if recipe.federation.method != "fedbis":
         raise UserError(
             f"federation.method of the recipe '{name}' is '{recipe.federation.method}', but the"
@@ -77,32 +92,13 @@ def compare_flower(name: str, repeats: int, rounds: int = 1, clients_at_once: in
 
 
 def compare_trl(name: str, repeats: int) -> Ratios:
-    """Print the times of a client of FedDPO with the resident model, and with a new DPOTrainer.
+    """Print the times of a client of FedDPO with the resident model and a new DPOTrainer; gives the speed-up.
 
-    Args:
-        name: of the recipe, whose method and batch size are replaced if it is not feddpo.
-        repeats: runs of each program.
-
-    Returns:
-        the speed-up.
+    The method and batch size of another recipe are replaced.
 
     Raises:
         UserError: the recipe cannot be compared, the peers cannot be installed, or one of them fails.
         AssertionError: TRL does other work.
-    """
-    recipe = load_feddpo_recipe(name)
-    threads = str(recipe.runtime.torch_threads or available_cores())
-    command = [str(peers_python()), str(SCRIPTS / "trl_client.py"), "--threads", threads]
-    frame = _alternate(recipe, repeats, time_clients, {"trl": command}, CLIENTS)
-    pairs = {"peers/client_against_trl": ("trl", OURS)}
-    return compare(f"A client, one at a time ({_describe(name, recipe)})", frame, pairs)
-
-
-def load_feddpo_recipe(name: str) -> Recipe:
-    """A recipe of FedDPO, or another one with the settings of the benchmark's FedDPO.
-
-    Raises:
-        UserError: it cannot be compared.
     """
     recipe = load_peer_recipe(name)
     if recipe.federation.method != "feddpo":
@@ -112,7 +108,19 @@ def load_feddpo_recipe(name: str) -> Recipe:
             f"federation.clients_per_round of the recipe '{name}' is 1, but the first client is not timed:"
             " choose a recipe with 2 clients or more."
         )
-    return recipe
+    threads = str(recipe.runtime.torch_threads or available_cores())
+    command = [str(peers_python()), str(SCRIPTS / "trl_client.py"), "--threads", threads]
+    frame = _alternate(recipe, repeats, time_clients, {"trl": command}, CLIENTS)
+    pairs = {"peers/client_against_trl": ("trl", OURS)}
+    return compare(f"A client, one at a time ({_describe(name, recipe)})", frame, pairs)
+
+
+def _describe(name: str, recipe: Recipe) -> str:
+    federation = recipe.federation
+    return (
+        f"{name}: {federation.method}, {federation.local_steps} steps of {federation.batch_size} rows;"
+        f" {available_cores()} cores"
+    )
 
 
 def _alternate(
@@ -122,30 +130,105 @@ def _alternate(
     peers: Mapping[str, Sequence[str]],
     clients: int | None = None,
 ) -> pd.DataFrame:
-    """Run the project and peers in turn on the same work.
-
-    Args:
-        recipe: whose rounds are the work.
-        repeats: runs of each program.
-        ours: does the work of an exchange folder.
-        peers: commands by name, to which the exchange folder is appended.
-        clients: see write_exchange.
-    """
+    """Run the project and peers in turn on the work of a recipe's rounds, of so many clients."""
     from components.data.prepare import prepare
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         prepare(recipe.data, recipe.seed, prepared_folder(folder))
         write_exchange(recipe, folder, clients)
-        programs: dict[str, Program] = {OURS: partial(in_process, ours, folder)}
+        programs: dict[str, Callable[[], list[Work]]] = {OURS: partial(in_process, ours, folder)}
         for name, command in peers.items():
             programs[name] = partial(last_line, name, [*command, str(folder)], peer_variables(), folder)
         return alternate(programs, repeats)
 
 
-def _describe(name: str, recipe: Recipe) -> str:
-    federation = recipe.federation
-    return (
-        f"{name}: {federation.method}, {federation.local_steps} steps of {federation.batch_size} rows;"
-        f" {available_cores()} cores"
+def alternate(programs: Mapping[str, Callable[[], list[Work]]], repeats: int) -> pd.DataFrame:
+    """Run all programs in turn, of which the first is the project's; see harness.alternate.
+
+    Returns:
+        the median seconds of each run's rounds or clients without the first one, and the largest
+        difference of its losses in first steps from the project's in the same repeat.
+
+    Raises:
+        UserError: a program fails.
+        AssertionError: a peer does other work.
+    """
+
+    def timed(name: str) -> dict[str, Any]:
+        work = programs[name]()
+        return {"seconds": statistics.median(part["seconds"] for part in work[1:]), "work": work}
+
+    frame = harness.alternate({name: partial(timed, name) for name in programs}, repeats)
+    ours = frame[frame["name"] == OURS].set_index("repeat")["work"]
+    frame["loss difference, first steps"] = [
+        loss_difference(row.name, ours[row.repeat], row.work) for row in frame.itertuples()
+    ]
+    return frame.drop(columns="work")
+
+
+def loss_difference(name: str, ours: Sequence[Work], peers: Sequence[Work]) -> float:
+    """The largest difference between losses of first steps (nats), which must be rounding.
+
+    Last steps are not judged, because differences of rounding grow with each step.
+
+    Raises:
+        AssertionError: clients differ, or a loss differs by more than TOLERANCE.
+    """
+    if [set(part["losses"]) for part in ours] != [set(part["losses"]) for part in peers]:
+        raise AssertionError(f"{name} must train the clients of {OURS}: {ours} and {peers}")
+    first = np.max(
+        [
+            abs(losses[0] - other["losses"][client][0])
+            for own, other in zip(ours, peers, strict=True)
+            for client, losses in own["losses"].items()
+        ]
     )
+    if not first <= TOLERANCE:
+        raise AssertionError(
+            f"{name} must do the work of {OURS}, but losses of first steps differ by {first:.4f}:"
+            f" {ours} and {peers}"
+        )
+    return float(first)
+
+
+# --- the environment of the peers
+
+
+def peers_python(folder: Path | None = None) -> Path:
+    """The interpreter of the peers' environment, which is made if it is missing or outdated.
+
+    Args:
+        folder: of the environment; None takes build/peers of the project's home.
+
+    Raises:
+        UserError: the environment cannot be made, for example without a network.
+    """
+    folder = folder or home() / "build" / "peers"
+    stamp = folder / "installed.txt"
+    content = f"# Python {platform.python_version()}\n{REQUIREMENTS.read_text(encoding='utf-8')}"
+    python = folder / "bin" / "python"
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == content:
+        return python
+    print(f"installing the peers into {folder} (minutes the first time) ...", flush=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", str(folder)],
+        [*pip, "--requirement", str(REQUIREMENTS)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            lines = (done.stderr + done.stdout).strip().splitlines() or ["no reason was given"]
+            reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
+            raise UserError(
+                f"the peers could not be installed into {folder} ({reason.removeprefix('ERROR: ')}): check"
+                " that PyPI can be reached, and run the command again."
+            )
+    write_atomically(stamp, content.encode())
+    return python
+
+
+def peer_variables() -> dict[str, str]:
+    """The environment of a peer's process: that of this process, for example how threads wait."""
+    own = {"FLWR_TELEMETRY_ENABLED": "0", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(SCRIPTS)}
+    return dict(os.environ) | own

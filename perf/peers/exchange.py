@@ -27,13 +27,13 @@ from components.config import DpoObjective, PolicyConfig, Recipe, SelectorConfig
 from components.io import write_atomically
 
 if TYPE_CHECKING:
-    from components.data.records import PairRow
+    from components.data.records import Pair
     from components.federation.protocol import Federation, TrainJob
     from components.models.adapters import AdapterSlot
     from components.models.store import Adapter, AdapterStore
 
     ClientRows = dict[str, list[Any]]
-    Opened = tuple[dict[str, Any], AdapterSlot, Callable[[Sequence[PairRow]], ClientRows]]
+    Opened = tuple[dict[str, Any], AdapterSlot, Callable[[Sequence[Pair]], ClientRows]]
 
 OVERRIDES = (
     "runtime.devices=[cpu]",
@@ -75,21 +75,20 @@ def write_exchange(recipe: Recipe, folder: Path, clients: int | None = None) -> 
     """
     from safetensors.torch import save_file
 
-    from components.data.records import read_rows
-    from components.federation.method import method_of
+    from components.data.records import read_pairs
     from components.models.store import AdapterStore
-    from components.recipes import dump_recipe
+    from components.recipes.load import dump_recipe
 
     write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())
-    method = method_of(recipe.federation)
+    method = recipe.federation.options
     open_model = _open_selector if method.trained_model == "selector" else _open_policy
     model, slot, encode = open_model(recipe)
     save_file(_changed(slot.initial_adapter(recipe.seed)), folder / "adapter.safetensors")
     store = AdapterStore(folder / "plan" / "adapters")
     jobs = [step[:clients] for step in plan_rounds(recipe, open_federation(recipe, folder, store), store)]
     names = sorted({job.client for step in jobs for job in step})
-    rows = {name: encode(read_rows(pairs_file(folder), name, "train")) for name in names}
-    objective = method.local_objective
+    rows = {name: encode(read_pairs(pairs_file(folder), name, "train")) for name in names}
+    objective = method.local().objective
     exchange = {
         "model": model,
         "optimizer": recipe.federation.optimizer.model_dump(include={"lr", "betas", "weight_decay", "clip"}),
@@ -131,9 +130,9 @@ def open_federation(recipe: Recipe, folder: Path, store: AdapterStore) -> Federa
 
 def plan_rounds(recipe: Recipe, federation: Federation, store: AdapterStore) -> list[list[TrainJob]]:
     """The jobs of all rounds; those of later rounds have the initial adapter."""
-    from components.federation.method import Server, method_of
+    from components.federation.server import Server
 
-    method = method_of(recipe.federation)
+    method = recipe.federation.options
     server = Server(recipe.federation, store)
     state = method.start(federation, recipe.seed)
     rounds = range(recipe.federation.rounds)
@@ -159,7 +158,7 @@ def _open_selector(recipe: Recipe) -> Opened:
 
     selector = Selector(recipe.selector, "cpu")
 
-    def encode(pairs: Sequence[PairRow]) -> ClientRows:
+    def encode(pairs: Sequence[Pair]) -> ClientRows:
         comparisons, labels = build_labeled_comparisons(pairs)
         return {
             "rows": [selector.encode(comparison) for comparison in comparisons],
@@ -175,8 +174,8 @@ def _open_policy(recipe: Recipe) -> Opened:
 
     resident = ResidentPolicy(recipe.policy, "cpu")
 
-    def encode(pairs: Sequence[PairRow]) -> ClientRows:
-        return {"rows": [resident.encode_pair(pair) for pair in pairs], "labels": []}
+    def encode(pairs: Sequence[Pair]) -> ClientRows:
+        return {"rows": [resident.encode(*pair.texts) for pair in pairs], "labels": []}
 
     model = _describe_model(resident.model, resident.policy.tokenizer, recipe.policy)
     return model, resident.slot, encode

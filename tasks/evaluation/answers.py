@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from components.config import Recipe
-from components.data.records import DataError, PromptRow, answer_id, choose_prompts, read_clients
-from components.evaluation.accuracy import accuracy_report, sample_pairs
-from components.federation.outcome import AlignedPolicy, rows_by_client
+from components.config.privacy import ClientPrivacy
+from components.data.records import DataError, answer_id, choose_prompts, read_clients
+from components.evaluation.accuracy import accuracy_report, count_uniformly
+from components.federation.outcome import measure_jobs, rows_by_client
 from components.federation.protocol import Generation
+from components.federation.rounds import ask_clients
 from components.io import read_json, stored, write_json
 from components.learning.pair_scores import PairFigures
 from components.models.adapters import read_adapter
-from components.models.generation import Completion
 from components.models.policy import assign_round_robin
+from components.models.samples import Completion
 from components.results import AccuracyReport
 from components.seeding import derive, generator
 from tasks.policies import EvaluatedPolicy, aligned_outcome, generate
-from tasks.prefect_transport import ask_after_rounds, exchange_contexts
+from tasks.prefect_transport import (
+    ask_after_rounds,
+    exchange_contexts,
+    outside_counts,
+    outside_transport,
+)
 from tasks.runs import Run
 
 BASE = "base"
@@ -28,8 +36,7 @@ ALIGNED = "aligned"
 def evaluated_policies(run: Run) -> list[EvaluatedPolicy]:
     """The aligned and the base policy of a run."""
     aligned = aligned_outcome(run)
-    folder = run.alignment / aligned.record.folder
-    return [EvaluatedPolicy(ALIGNED, folder, aligned.record), EvaluatedPolicy(BASE, None)]
+    return [EvaluatedPolicy(ALIGNED, run.alignment / aligned.folder, aligned), EvaluatedPolicy(BASE, None)]
 
 
 def answer_prompts(run: Run, recipe: Recipe, policy: EvaluatedPolicy, limit: int | None = None) -> None:
@@ -56,14 +63,17 @@ def _answer_rows(
 
     There is a row for each answer; its prompt_id is that of the answer, see answer_id.
     """
-    prompts = _evaluation_prompts(run, recipe, limit)
+    prompts = choose_prompts(run.prepared, "test", recipe.evaluation.prompts, recipe.seed)
+    if limit is not None and limit < len(prompts):
+        order = generator(recipe.seed, "fewer prompts").permutation(len(prompts))
+        prompts = [prompts[i] for i in sorted(order[:limit])]
     count = recipe.evaluation.answers_per_prompt
     clients = assign_round_robin(len(prompts), policy.clients or [""])
     by_client = rows_by_client(clients)
     generations = {
         client: [
             Generation(
-                prompts=tuple(prompts[n]["prompt"] for n in own),
+                prompts=tuple(prompts[n].prompt for n in own),
                 seed=derive(recipe.seed, "answers"),
                 temperature=0.0 if count == 1 else recipe.evaluation.answer_temperature,
                 count=count,
@@ -81,22 +91,13 @@ def _answer_rows(
     for n, row in enumerate(prompts):
         for number, completion in enumerate(samples[n]):
             own = {
-                "prompt_id": answer_id(row["prompt_id"], number),
+                "prompt_id": answer_id(row.prompt_id, number),
                 "text": completion.text,
                 "finished": completion.finished,
                 "tokens": len(completion.ids),
             }
-            rows.append(row | ({"client_id": clients[n]} if clients[n] else {}) | own)
+            rows.append(asdict(row) | ({"client_id": clients[n]} if clients[n] else {}) | own)
     return rows
-
-
-def _evaluation_prompts(run: Run, recipe: Recipe, limit: int | None) -> list[PromptRow]:
-    """The recipe's held-out prompts, or a seeded sample of them."""
-    prompts = choose_prompts(run.prepared, "test", recipe.evaluation.prompts, recipe.seed)
-    if limit is None or limit >= len(prompts):
-        return prompts
-    order = generator(recipe.seed, "fewer prompts").permutation(len(prompts))
-    return [prompts[i] for i in sorted(order[:limit])]
 
 
 def join_answers(run: Run) -> None:
@@ -122,7 +123,7 @@ def join_answers(run: Run) -> None:
 
 
 def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport:
-    """Accuracy of the aligned policy's implicit reward on held-out pairs.
+    """Accuracy of the aligned policy on held-out pairs, by its implicit reward and by log-likelihood.
 
     The implicit reward is that of DPO (Rafailov et al. 2023, section 4). Each client measures its own
     pairs; with policies of their own, only those clients do.
@@ -131,26 +132,37 @@ def measure_implicit_reward(run: Run, recipe: Recipe) -> AccuracyReport:
     def measure() -> dict[str, Any]:
         outcome = aligned_outcome(run)
         contexts = exchange_contexts(run, recipe)
+        is_outside = isinstance(recipe.federation.privacy, ClientPrivacy)
         counts = {name: splits["test"] for name, splits in read_clients(run.prepared).items()}
+        if is_outside:
+            counts = outside_counts(run)
         if outcome.clients:
             counts = {name: counts[name] for name in outcome.clients}
-        positions = sample_pairs(counts, recipe.evaluation.preference_pairs, recipe.seed)
-        if not positions:
+        pairs = count_uniformly(counts, recipe.evaluation.preference_pairs, recipe.seed)
+        if not pairs:
             raise DataError(
                 "evaluation.preference_pairs needs test pairs of the clients whose policies are measured, and"
                 " there are none: raise data.test, or set it to 0."
             )
         measured = recipe
-        if not outcome.record.adapters:  # the server has aligned it
-            adapter, lora = read_adapter(run.alignment / outcome.record.folder)
+        if outcome.is_aligned:
+            adapter, lora = read_adapter(run.alignment / outcome.folder)
             digest = contexts.adapters.put(adapter)
             measured = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"lora": lora})})
-            outcome = AlignedPolicy(outcome.record.model_copy(update={"adapters": {"policy": digest}}))
-        jobs = outcome.measure_jobs("test", positions, batch_size=recipe.evaluation.score_batch_size)
+            outcome = outcome.model_copy(update={"adapters": {"policy": digest}})
+        size = recipe.evaluation.score_batch_size
+        jobs = measure_jobs(outcome, "test", pairs, seed=recipe.seed, batch_size=size)
+        quorum = recipe.federation.quorum
+        if is_outside:
+            with outside_transport(run, measured, contexts, jobs[0].trainer) as transport:
+                updates, missing = ask_clients(jobs, transport, measured.federation, quorum)
+            answers = {update.client: update.output for update in updates}
+        else:
+            answers, missing = ask_after_rounds(run, measured, jobs, quorum, contexts)
         figures = {
-            name: PairFigures.model_validate(answer).model_copy(update={"reward": None, "by_metric": {}})
-            for name, answer in ask_after_rounds(run, measured, jobs, contexts).items()
+            name: PairFigures.model_validate(answer).model_copy(update={"reward": None})
+            for name, answer in answers.items()
         }
-        return accuracy_report(figures).model_dump(mode="json")
+        return accuracy_report(figures, missing).model_dump(mode="json")
 
     return AccuracyReport.model_validate(stored(run.evaluation / "implicit-reward.json", measure))

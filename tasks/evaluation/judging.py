@@ -1,4 +1,4 @@
-"""The judge's verdicts on answers, and the reward-hacking curve over DPO's steps."""
+"""The judge's verdicts on answers, the reward-hacking curve over DPO's steps, and AlpacaEval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from prefect import get_run_logger
@@ -16,10 +16,10 @@ from prefect import get_run_logger
 from components.config import Recipe, RecipeError
 from components.data.templates import load as load_template
 from components.evaluation.contests import Contest, judge_contest
-from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
+from components.evaluation.judges.judge import Judge, JudgeResources
 from components.io import read_json, write_json
 from components.models.selector import Comparison
-from components.results import CurvePoint, EvaluationResult
+from components.results import AlpacaEvalContest, AlpacaEvalResult, CurvePoint, EvaluationResult
 from components.seeding import derive
 from tasks.devices import POOL, run_on_worker, run_on_workers
 from tasks.evaluation.answers import ALIGNED, BASE, answer_prompts, answers_file
@@ -36,7 +36,7 @@ def build_judge(run: Run, recipe: Recipe, device: str, log: logging.Logger | Non
         if step % 10 == 9:
             logger.info("judge: training step %d, loss %.3f", step + 1, loss)
 
-    section = cast(JudgeSection, recipe.evaluation.judge)
+    section = recipe.evaluation.judge
     section.check_data(run.prepared)
     template = load_template(recipe.policy.template, "policy")
     return section.build(JudgeResources(run.prepared, judges_root(), recipe.seed, device, template, progress))
@@ -82,7 +82,7 @@ def judge_pairs(
     """Put the pairs of a contest to the judge in both orders, and store the contest if there is a path."""
     with _borrow_judge(run, recipe) as judge:
         written, before = len(judge.texts), dict(judge.figures)
-        contest = judge_contest(judge, pairs)
+        contest = judge_contest(judge, pairs, recipe.evaluation.style_control)
         if path is not None:
             contest.write(path)
         grown = {key: value - before[key] for key, value in judge.figures.items()}
@@ -107,7 +107,7 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
     for name, own in judged.items():
         contest = own.contest.write(contest_file(run.evaluation, name))
         seed = derive(recipe.seed, "bootstrap", name)
-        contests[name] = contest.figures(recipe.evaluation.bootstrap, seed)
+        contests[name] = contest.figures(recipe.evaluation.bootstrap, seed, figures)
         texts += own.texts
         figures = {key: value + own.figures[key] for key, value in figures.items()}
     if texts:
@@ -127,7 +127,7 @@ def judge_answers(run: Run, recipe: Recipe) -> EvaluationResult:
 
 
 def policy_pairs(
-    rows: Sequence[dict[str, Any]], names: Sequence[str] | None = None
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None
 ) -> dict[str, dict[str, Comparison]]:
     """The pairs of answers of a run's contests, by contest and answer id.
 
@@ -238,3 +238,61 @@ def _selector_scores(
     equal = np.array([pair.first.strip() == pair.second.strip() for pair in pairs])
     scores = np.split(np.where(equal, 0.5, preferred), np.cumsum([len(c) for c in contests.values()])[:-1])
     return {step: float(part.mean()) for step, part in zip(contests, scores, strict=True)}
+
+
+@task()
+def annotate_answers(run: Run, recipe: Recipe) -> AlpacaEvalResult:
+    """Compare the answers with a reference's or the base policy's, by AlpacaEval's annotator.
+
+    The folder alpaca_eval gets the outputs and the annotations in AlpacaEval's schema. An annotation
+    that is in it already is not requested again.
+    """
+    from components.evaluation import alpaca, alpaca_inputs
+
+    config = recipe.evaluation.alpaca_eval
+    if config is None:
+        raise ValueError("the recipe has no section evaluation.alpaca_eval")
+    alpaca_inputs.check_alpaca_eval(config)
+    folder = run.evaluation / "alpaca_eval"
+    rows = read_json(run.evaluation / "answers.json")
+    prompts = [row["prompt"] for row in rows]
+    template = recipe.policy.template
+    instructions = alpaca_inputs.annotator_instructions(prompts, template, recipe.data.test_prompts, config)
+    outputs = {}
+    for name in (ALIGNED, BASE):
+        texts = [row[name]["text"] for row in rows]
+        outputs[name] = alpaca_inputs.model_outputs(
+            instructions, texts, f"{recipe.name} {name}", recipe.data.source
+        )
+        write_json(folder / f"{name}.model_outputs.json", [row.model_dump() for row in outputs[name]])
+    baseline = alpaca_inputs.find_baseline(config, prompts, instructions)
+    if baseline is None:
+        answered = instructions
+        entries = {"aligned_vs_base": (outputs[ALIGNED], outputs[BASE])}
+    else:
+        answered = alpaca_inputs.answered_instructions(config)
+        entries = {f"{name}_vs_reference": (own, baseline) for name, own in outputs.items()}
+    contests = {}
+    for name, (own, opponent) in entries.items():
+        annotations = alpaca.annotate(config, opponent, own, folder / "annotated.json", recipe.seed)
+        write_json(folder / f"{name}.annotations.json", annotations)
+        seed = derive(recipe.seed, "alpaca_eval", name)
+        figures = alpaca.compute_figures(
+            annotations, recipe.evaluation.bootstrap, seed, recipe.evaluation.style_control
+        )
+        if config.calibration:
+            rate = alpaca.package_length_controlled_rate(annotations, answered, Path(config.calibration))
+            figures = figures.model_copy(update={"length_controlled_winrate": rate})
+        contests[name] = AlpacaEvalContest(baseline=opponent[0].generator, figures=figures)
+        get_run_logger().info(
+            "AlpacaEval, %s: win rate %.2f%% (standard error %.2f) on %d prompts",
+            name,
+            figures.win_rate,
+            figures.standard_error,
+            figures.n_total,
+        )
+    return AlpacaEvalResult(
+        annotator=config.annotators_config.name,
+        contests=contests,
+        note=None if config.calibration else alpaca.missing_rate_note(answered),
+    )

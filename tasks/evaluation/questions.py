@@ -12,8 +12,8 @@ from components.config import Recipe
 from components.federation.outcome import rows_by_client
 from components.federation.protocol import Generation
 from components.io import read_json, write_json
-from components.models.generation import Completion
 from components.models.policy import assign_round_robin
+from components.models.samples import Completion
 from components.results import QuestionResult
 from components.seeding import derive
 from tasks.policies import EvaluatedPolicy, generate
@@ -86,7 +86,7 @@ def _answer_sets(
         path = sources[client][number]
         completed[path, client].append(completions)
         if all(len(completed[path, name]) == 2 for name in assigned[path]):
-            answered: dict[int, dict[str, Any]] = {}
+            answered: dict[int, Mapping[str, Any]] = {}
             for name, rows in assigned[path].items():
                 own = {"client_id": name} if name else {}
                 parsed = prompts[path].parse(rows, *completed[path, name])

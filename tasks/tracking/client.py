@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from components.config import RecipeError, UserError
+from components.config import Recipe, RecipeError, UserError
+from components.data.records import pairs_digest
 from components.io import file_hash
 from components.names import file_name, mlflow_key
 from components.paths import artifact_root, tracking_uri, without_credentials
+from tasks.runs import Run, published_digest
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 BATCH = 1000
 """Metrics that MLflow takes in one call."""
 MAIN = re.compile(
-    r"accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step|round/bytes_sent"
-    r"|dpo/(loss|rewards/margins)"
+    r"(unseen/)?accuracy(_assigned)?/(mean|worst|best|domain/.*)|train/loss.*|server/(.*/)?server_step"
+    r"|round/bytes_sent|dpo/(loss|rewards/margins)"
 )
 """Names of the curves that people compare, which are at the parent run and not at the phase."""
 EXPERIMENT_KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -39,6 +41,8 @@ WRONG_CALL = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 
 Point = tuple[str, Any, int]
 """Name, value and step of a metric."""
+TableRow = dict[str, Any]
+"""Values of a table by the names of its columns."""
 
 
 class TrackingError(UserError):
@@ -141,9 +145,11 @@ def _check_experiment(experiment: Experiment) -> None:
         )
 
 
-def data_digest(file: Path) -> str:
-    """Digest of a data set by its file, as long as MLflow allows."""
-    return file_hash(file)[:36]
+def data_digest(run: Run, recipe: Recipe, table: str) -> str:
+    """Digest of a table of a run's prepared folder, as long as MLflow allows."""
+    if table == "pairs":
+        return published_digest(run, recipe, pairs_digest(run.prepared))[:36]
+    return file_hash(run.prepared / f"{table}.parquet")[:36]
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,7 @@ class RunLog:
 
     def log_charts(self, figures: Sequence[Figure], path: str) -> None:
         """Log charts as an artifact, one HTML page that needs no network."""
-        from components.charts import write_charts
+        from components.evaluation.charts import write_charts
 
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / Path(path).name
@@ -201,7 +207,7 @@ class RunLog:
         """Log the files of a folder as artifacts."""
         self.client.log_artifacts(self.run_id, str(source), folder)
 
-    def log_table(self, rows: Sequence[Mapping[str, Any]], file: str) -> None:
+    def log_table(self, rows: Sequence[TableRow], file: str) -> None:
         """Log a table for the MLflow UI; a table with this name stays, as MLflow would append rows."""
         import pandas as pd
 

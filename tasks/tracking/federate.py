@@ -6,20 +6,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.config import Recipe
 from components.data.records import read_true_clusters
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.diagnostics.diagnostic import DiagnosedRun, TrueClusters
-from components.federation.method import method_of
 from components.models.adapters import export_adapter
 from components.models.store import AdapterStore
 from components.names import mlflow_model
-from components.reporting.metrics import evaluation_metrics
+from components.reporting.metrics import evaluation_metrics, privacy_metrics, unseen_metrics
 from components.results import FederationResult, Metrics, RoundEvaluation, StepRecord, Traffic
 from tasks.runs import RESULT, Run
-from tasks.tracking.client import Point, RunLog, data_digest, explained_failures, log_curves
+from tasks.tracking.client import Point, RunLog, TableRow, data_digest, explained_failures, log_curves
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class FederationLog:
         """The log of a run."""
         parent = run.metadata()["mlflow_run_id"]
         store = AdapterStore(run.federation / "adapters")
-        pairs = {"dataset_name": "pairs", "dataset_digest": data_digest(run.prepared / "pairs.parquet")}
+        pairs = {"dataset_name": "pairs", "dataset_digest": data_digest(run, recipe, "pairs")}
         return cls(run_id, parent, recipe, store, read_true_clusters(run.prepared), pairs)
 
     def log_evaluation(self, evaluation: RoundEvaluation) -> None:
@@ -66,7 +65,7 @@ def log_steps(target: FederationLog, records: Sequence[StepRecord], start: int) 
     """
     log = RunLog.open(target.run_id)
     federation = target.recipe.federation
-    diagnostics = load_diagnostics(list(method_of(federation).diagnostics))
+    diagnostics = load_diagnostics(list(federation.options.diagnostics))
     for position, record in enumerate(records[start:], start):
         numbers = record.model_dump(mode="json") | {"round": record.round + 1}
         log.log_json(numbers, f"rounds/{record.step:05d}.json")
@@ -91,7 +90,7 @@ def step_points(records: Sequence[StepRecord]) -> list[Point]:
         metrics = {f"server/{name}": value for name, value in record.server.scalars.items()}
         metrics |= {f"train/{name}": value for name, value in client_ranges(record).items()}
         metrics |= _traffic_of_round(records)
-        metrics["round/participants"] = len(record.clients)
+        metrics["round/participants"] = record.participants
         metrics["round/failed"] = len(record.failed)
         metrics["round/refused"] = len(record.refused)
         if record.aggregation_seconds is not None:
@@ -100,19 +99,22 @@ def step_points(records: Sequence[StepRecord]) -> list[Point]:
         phase = record.phase
         metrics = {f"{phase}/{name}": value for name, value in record.server.scalars.items()}
         metrics |= {f"{phase}/clients/{name}": value for name, value in client_ranges(record).items()}
-        metrics[f"{phase}/participants"] = len(record.clients)
+        metrics[f"{phase}/participants"] = record.participants
         metrics[f"{phase}/failed"] = len(record.failed)
+    metrics |= privacy_metrics(record.privacy)
     points = [(name, value, step) for name, value in metrics.items()]
     return points + _indexed_points("server/series", [record.server for record in records])
 
 
 def client_ranges(record: StepRecord) -> dict[str, float]:
-    """Mean, smallest and largest value over the clients of each of their scalars."""
+    """Mean, and smallest and largest known value, over the clients of each of their scalars."""
     ranges: dict[str, float] = {}
     for name, mean in record.client_means().items():
         scalars = [client.metrics.scalars for client in record.clients.values()]
         values = [numbers[name] for numbers in scalars if name in numbers]
-        ranges |= {name: mean, f"{name}_min": min(values), f"{name}_max": max(values)}
+        ranges[name] = mean
+        if values:
+            ranges |= {f"{name}_min": min(values), f"{name}_max": max(values)}
     return ranges
 
 
@@ -131,8 +133,9 @@ def _traffic_of_round(records: Sequence[StepRecord]) -> dict[str, float]:
     Jobs that only score adapters are not counted.
     """
     traffic = [
-        {name: client.traffic for name, client in record.clients.items() if client.traffic != Traffic()}
+        {name: client.traffic for name, client in done.items() if client.traffic != Traffic()}
         for record in records
+        for done in [record.clients if record.total is None else {"": record.total}]
         if record.round == records[-1].round
     ]
     last: dict[str, Traffic] = {}
@@ -145,13 +148,15 @@ def _traffic_of_round(records: Sequence[StepRecord]) -> dict[str, float]:
     return {"round/bytes_received": received, "round/bytes_sent": sent, "round/bytes_kept": kept}
 
 
-def client_rows(records: Sequence[StepRecord]) -> list[dict[str, Any]]:
-    """A row for each client of each step: what it reported, and its bytes."""
+def client_rows(records: Sequence[StepRecord]) -> list[TableRow]:
+    """A row for each client of each step: what it reported, and its bytes; none where a step has a total."""
+    if any(record.total is not None for record in records):
+        return []
     rows = []
     for record in records:
         for name, client in record.clients.items():
             values = client.metrics.scalars | client.traffic.model_dump() | {"rows": client.rows}
-            row: dict[str, Any] = {"round": record.round + 1, "phase": record.phase, "client": name}
+            row: TableRow = {"round": record.round + 1, "phase": record.phase, "client": name}
             rows.append(row | {column: values.get(column) for column in CLIENT_COLUMNS})
     return rows
 
@@ -171,7 +176,11 @@ def log_federation(target: FederationLog, run: Run, result: FederationResult) ->
     log = RunLog.open(target.run_id)
     for evaluation in (result.before, result.after):
         target.log_evaluation(evaluation)
-    log.log_table(client_rows(result.records), "clients.json")
+    if result.unseen is not None:
+        points = [(name, value, result.rounds) for name, value in unseen_metrics(result.unseen).items()]
+        log_curves(target.run_id, target.parent, points)
+    if rows := client_rows(result.records):
+        log.log_table(rows, "clients.json")
     log.log_file(run.federation / RESULT, "federation")
     log.log_folder(run.federation / "final", "federation/adapters")
     diagnosed = DiagnosedRun.of(target.recipe, target.true_clusters)
@@ -196,7 +205,7 @@ def log_adapter(log: RunLog, target: FederationLog, name: str, digest: str, step
     title = mlflow_model(f"{name}-round-{step}")
     if find_adapters(log, f"name = '{title}'"):
         return
-    config = target.recipe.federation.options.trained_section(target.recipe)
+    config = target.recipe.trained
     model = client.create_logged_model(
         experiment,
         name=title,

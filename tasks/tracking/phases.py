@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import components
 import tasks.policy_model
-from components.config import BackboneConfig, DataConfig, Recipe
+from components.config import Recipe
 from components.data.data_report import PreparationReport
 from components.data.records import read_rows
 from components.data.templates import with_text
@@ -21,11 +21,17 @@ from components.evaluation.contests import Contest
 from components.io import read_json
 from components.models.policy import has_client_adapters
 from components.paths import tracking_uri
-from components.reporting.metrics import result_metrics
-from components.reporting.run_page import CONTESTS, verdict_words
+from components.reporting.metrics import CONTESTS, result_metrics, verdict_words
 from components.results import AlignmentResult, EvaluationResult, QuestionResult
 from tasks.runs import RESULT, Run, contest_file
-from tasks.tracking.client import RunLog, data_digest, explained_failures, log_curves, mlflow_client
+from tasks.tracking.client import (
+    RunLog,
+    TableRow,
+    data_digest,
+    explained_failures,
+    log_curves,
+    mlflow_client,
+)
 from tasks.tracking.run_tree import PARENT_TAG
 from tasks.uncached import task
 
@@ -54,10 +60,11 @@ REQUIREMENTS = (
 
 @task()
 @explained_failures()
-def log_data(run_id: str, run: Run, data: DataConfig, report: PreparationReport) -> None:
+def log_data(run_id: str, run: Run, recipe: Recipe, report: PreparationReport) -> None:
     """Log the prepared files as data sets of the parent run, and the partition at the phase's run."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
+    data = recipe.data
     source = str(data.path.name) if data.path is not None else data.source
     inputs = []
     for name, rows, context in (
@@ -67,7 +74,7 @@ def log_data(run_id: str, run: Run, data: DataConfig, report: PreparationReport)
     ):
         dataset = Dataset(
             name,
-            data_digest(run.prepared / f"{name}.parquet"),
+            data_digest(run, recipe, name),
             source_type=data.source,
             source=json.dumps({"uri": source}),
             profile=json.dumps({"num_rows": rows}),
@@ -126,6 +133,7 @@ def register_policy(run_id: str, recipe: Recipe, name: str, adapter: Path) -> tu
     from mlflow.models import ModelSignature
     from mlflow.types.schema import ColSpec, Schema
 
+    packages = [*REQUIREMENTS, *(["bitsandbytes"] if recipe.policy.backbone.quantization == "8bit" else [])]
     inputs = ["prompt", "client_id"] if has_client_adapters(adapter) else ["prompt"]
     mlflow.set_tracking_uri(tracking_uri())
     mlflow.set_registry_uri(tracking_uri())
@@ -140,7 +148,7 @@ def register_policy(run_id: str, recipe: Recipe, name: str, adapter: Path) -> tu
             python_model=str(Path(tasks.policy_model.__file__)),
             artifacts={"adapter": str(adapter), "policy": str(policy)},
             code_paths=[str(Path(components.__file__).parent)],
-            pip_requirements=_requirements(recipe.policy.backbone),
+            pip_requirements=[f"{package}=={version(package).split('+')[0]}" for package in packages],
             signature=ModelSignature(
                 inputs=Schema([ColSpec("string", name) for name in inputs]),
                 outputs=Schema([ColSpec("string", "completion")]),
@@ -176,13 +184,6 @@ def may_move_alias(client: MlflowClient, name: str, run_id: str) -> bool:
     return holder.lifecycle_stage != "active" or holder.experiment_id == run.info.experiment_id
 
 
-def _requirements(backbone: BackboneConfig) -> list[str]:
-    names = [*REQUIREMENTS]
-    if backbone.quantization == "8bit":
-        names.append("bitsandbytes")
-    return [f"{name}=={version(name).split('+')[0]}" for name in names]
-
-
 @task()
 @explained_failures()
 def log_evaluation(run_id: str, run: Run, result: EvaluationResult) -> None:
@@ -205,16 +206,25 @@ def log_evaluation(run_id: str, run: Run, result: EvaluationResult) -> None:
             log.log_file(folder / name, "evaluation")
     for name in result.contests:
         log.log_file(contest_file(folder, name), "evaluation/contests")
-    log.log_table(_generation_rows(folder), "generations.json")
+    answers = [
+        {
+            "prompt": row["prompt"],
+            "base": row["base"]["text"],
+            "aligned": row["aligned"]["text"],
+            "human": row["references"][0] if row["references"] else "",
+        }
+        for row in read_json(folder / "answers.json")
+    ]
+    log.log_table(answers, "generations.json")
     if result.contests:
         log.log_table(verdict_rows(folder, result.contests), "verdicts.json")
 
 
-def _question_rows(folder: Path, results: Mapping[str, QuestionResult]) -> list[dict[str, Any]]:
+def _question_rows(folder: Path, results: Mapping[str, QuestionResult]) -> list[TableRow]:
     """The greedy answers of the policies to the same questions, side by side."""
-    rows: list[dict[str, Any]] = []
+    rows: list[TableRow] = []
     for policy, result in results.items():
-        answers: list[dict[str, Any]] = []
+        answers: list[TableRow] = []
         for name in result.sets:
             answers += read_json(folder / f"{policy}-{name}.json")
         rows = rows or [{key: row[key] for key in ("set", "id", "question", "key")} for row in answers]
@@ -225,20 +235,7 @@ def _question_rows(folder: Path, results: Mapping[str, QuestionResult]) -> list[
     return rows
 
 
-def _generation_rows(folder: Path) -> list[dict[str, Any]]:
-    """The answers of the policies to the same prompts, side by side."""
-    return [
-        {
-            "prompt": row["prompt"],
-            "base": row["base"]["text"],
-            "aligned": row["aligned"]["text"],
-            "human": row["references"][0] if row["references"] else "",
-        }
-        for row in read_json(folder / "answers.json")
-    ]
-
-
-def verdict_rows(folder: Path, contests: Iterable[str]) -> list[dict[str, Any]]:
+def verdict_rows(folder: Path, contests: Iterable[str]) -> list[TableRow]:
     """A row for each verdict of each contest: the two answers, who wrote the better one, and why.
 
     The reasons are the texts of a judge that writes, in both orders of presentation; empty for others.
@@ -251,8 +248,11 @@ def verdict_rows(folder: Path, contests: Iterable[str]) -> list[dict[str, Any]]:
         contest = Contest.read(contest_file(folder, name))
         label = CONTESTS[name].format(answers_author="human")
         for answer, verdict in zip(contest.prompts, contest.verdicts, strict=True):
-            prompt = answers[answer]["prompt"]
-            ours, theirs = (_text_of(answers[answer], who) for who in name.split("_vs_"))
+            row = answers[answer]
+            prompt = row["prompt"]
+            ours, theirs = (
+                row["references"][0] if who == "human" else row[who]["text"] for who in name.split("_vs_")
+            )
             rows.append(
                 {
                     "contest": label,
@@ -273,8 +273,3 @@ def _reason(texts: Sequence[Mapping[str, str]], prompt: str, first: str, second:
         if (text["response_1"], text["response_2"]) == (first, second) and prompt in text["prompt"]:
             return text["text"]
     return ""
-
-
-def _text_of(row: Mapping[str, Any], who: str) -> str:
-    """An answer of a policy, or the first reference."""
-    return str(row["references"][0] if who == "human" else row[who]["text"])

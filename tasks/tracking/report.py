@@ -36,7 +36,7 @@ HEADLINE = (
     *(
         f"aligned_vs_{other}/{name}"
         for other in ("base", "human")
-        for name in ("win_rate", "length_controlled")
+        for name in ("win_rate", "length_controlled", "style_controlled", "corrected")
     ),
     "judge/accuracy",
     "align/kl_sequence",

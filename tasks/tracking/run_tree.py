@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from components.config import Recipe
 from components.config.loading import leaves
-from components.config.tracking import TrackingConfig
+from components.config.runtime import TrackingConfig
 from components.names import mlflow_key
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit, is_stop
@@ -164,12 +164,3 @@ def close_open_runs(run: Run, status: str) -> None:
         except MlflowException as error:  # a run that was deleted must not keep the others open
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-
-
-def tag_reused_phases(run_id: str, run: Run) -> None:
-    """Tag the parent run with the run of each phase that was not repeated."""
-    metadata = run.metadata()
-    reused = metadata.get("reused", {}).items()
-    RunLog.open(run_id).set_tags(
-        {f"reused.{phase}": earlier for phase, earlier in reused if phase not in metadata["mlflow_phases"]}
-    )

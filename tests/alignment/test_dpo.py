@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.alignment.dpo import AlignmentError, align_policy, prepare_model
+from components.alignment.dpo import align_policy, prepare_model
+from components.config import UserError
 from components.learning.kl import kl_to_reference
 from components.models.adapters import AdapterSlot
 from components.models.backbone import load_backbone
@@ -179,7 +180,7 @@ def test_without_prompts_there_is_no_kl(debug, reference_adapter):
 
 
 def test_alignment_without_pairs_is_refused(debug, config_with, tmp_path):
-    with pytest.raises(AlignmentError, match="no labeled pairs"):
+    with pytest.raises(UserError, match="no labeled pairs"):
         align(debug, config_with(), tmp_path, pairs=[])
 
 
@@ -227,5 +228,5 @@ def test_a_limit_that_is_not_reached_changes_nothing(debug, config_with, tmp_pat
 
 
 def test_a_limit_without_prompts_to_measure_it_on_is_refused(debug, config_with, tmp_path):
-    with pytest.raises(AlignmentError, match="max_kl is measured on held-out prompts"):
+    with pytest.raises(UserError, match="max_kl is measured on held-out prompts"):
         align(debug, config_with(max_kl=1.0), tmp_path)

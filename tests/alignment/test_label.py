@@ -11,7 +11,7 @@ from components.alignment.label import (
     label_pairs,
     label_shares,
 )
-from components.models.generation import Completion
+from components.models.samples import Completion
 from components.models.selector import Comparison
 
 
@@ -116,12 +116,6 @@ def test_equal_scores_prefer_the_second_completion_as_in_the_paper():
     assert label_by(candidates, lambda a, b: 0.0)[0]["label"] == 1
 
 
-def test_an_ensemble_of_an_even_size_is_refused():
-    candidates, _ = candidate_pairs(PROMPTS, COMPLETIONS)
-    with pytest.raises(ValueError, match=r"expected \[U, N\] with an odd number U"):
-        label_by(candidates, prefer_longer, prefer_longer)
-
-
 def test_no_pairs_give_no_rows():
     assert label_by([], prefer_longer) == []
 
@@ -196,3 +190,12 @@ def test_pairs_are_chosen_for_each_prompt():
     labeled = label_by(candidates, prefer_longer)
     chosen = [pair["prompt_id"] for pair in choose_ranked_pairs(labeled, 1)]
     assert sorted(chosen) == sorted({pair["prompt_id"] for pair in labeled})
+
+
+def test_a_tie_of_an_even_number_of_selectors_is_decided_by_the_mean_of_the_log_odds():
+    candidates, _ = candidate_pairs({"q": "text"}, {"q": completions("a", "bb")})
+    for sure, expected in ((3.0, 0), (0.5, 1)):
+        (row,) = label_by(candidates, lambda *texts, sure=sure: sure, lambda *texts: -1.0)
+        assert row["label"] == expected
+    (row,) = label_by(candidates, *[lambda *texts: 0.1] * 3, lambda *texts: -9.0)
+    assert row["label"] == 0  # three votes to one

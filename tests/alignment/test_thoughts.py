@@ -15,28 +15,27 @@ import torch
 
 from components.alignment.thoughts import stored_trees
 from components.alignment.thoughts.growth import TreeSettings, grow_trees
-from components.alignment.thoughts.requests import Request, sample_keys
-from components.alignment.thoughts.scores import Score, ThoughtsError, parse_score, score_with_retries
+from components.alignment.thoughts.scores import Score, parse_score
 from components.alignment.thoughts.stored_trees import (
     grow_missing_trees,
     load_thought_templates,
     settings_key,
 )
 from components.alignment.thoughts.tree_models import (
-    EndpointEvaluator,
-    ModelEvaluator,
-    PolicyWriter,
+    ExpectedScores,
+    Request,
     TreeModels,
-    build_models,
+    WrittenScores,
+    sample_keys,
 )
 from components.concurrency import concurrent_parts
-from components.config import ThoughtsConfig
+from components.config import ThoughtsConfig, UserError
 from components.config.thoughts import EvaluatorOptions
 from components.data.questions import Question, render, truncate_context
 from components.data.trees import read_trees, tree_pairs
 from components.models.backbone import load_tokenizer
-from components.models.chat import Reply
-from components.models.generation import Completion
+from components.models.policy import Policy
+from components.models.samples import Completion, Reply
 from components.versions import THOUGHT_TREES
 
 TEMPLATES = load_thought_templates("csqa")
@@ -70,7 +69,7 @@ def grow_scripted(scores, config=None, texts=None):
     """Grow a tree by scripted models; gives the models and the tree."""
     models = ScriptedModels(scores, texts)
     settings = TreeSettings(config or ThoughtsConfig(depth=2), TEMPLATES, "key", 0)
-    (tree,) = grow_trees([question_named("x")], TreeModels(models, models), {"csqa": settings})
+    (tree,) = grow_trees([question_named("x")], models, {"csqa": settings})
     return models, tree
 
 
@@ -251,14 +250,14 @@ def test_the_longest_answers_are_parsed_in_less_than_two_seconds(text):
 def test_scores_that_cannot_be_parsed_are_requested_again_up_to_the_number_of_retries():
     requests = []
 
-    def ask(asked, attempt):
-        texts = [request.prompt for request in asked]
-        requests.append(("".join(texts), attempt))
-        answers = {"a": "4", "b": "?" if attempt < 2 else "9"}
-        return [Reply(answers.get(text, "so it is\n5"), text != "c") for text in texts]
+    def write(prompts, keys, temperature, progress):
+        requests.append(("".join(prompts), temperature, len(set(keys))))
+        answers = {"a": "4", "b": "?" if len(requests) < 3 else "9"}
+        return [Reply(answers.get(text, "so it is\n5"), text != "c") for text in prompts]
 
-    assert score_with_retries(ask, [Request(text, 0) for text in "abc"], 2) == [(4, 1), (9, 3), (None, 3)]
-    assert requests == [("abc", 0), ("bc", 1), ("bc", 2)]
+    scores = WrittenScores(SimpleNamespace(write=write), 2).score([Request(text, 0) for text in "abc"])
+    assert scores == [(4, 1), (9, 3), (None, 3)]
+    assert requests == [("abc", 0.0, 3), ("bc", 1.0, 2), ("bc", 1.0, 2)]
 
 
 # --- The file
@@ -275,7 +274,7 @@ QUESTIONS = [question_named(name) for name in "abcd"]
 
 
 def load_seeded():
-    return TreeModels(SeededModels({}), SeededModels({}))
+    return SeededModels({})
 
 
 def grow_file(questions, path, key="k", load=load_seeded):
@@ -390,9 +389,14 @@ def real_models(request, debug):
     evaluator = EvaluatorOptions(**options, max_new_tokens=1, retries_unread=2)
     config = ThoughtsConfig(depth=2, max_thought_tokens=6, evaluator=evaluator)
     policy = debug.policy.model_copy(update={"template": "thoughts/policy", "max_prompt_tokens": 2000})
-    models = build_models(policy, config, "cpu")
-    write_digits(models.evaluator.policy)
+    models = TreeModels(policy, config, "cpu")
+    write_digits(evaluating_policy(models))
     return models, {"csqa": TreeSettings(config, TEMPLATES, "k", 3)}
+
+
+def evaluating_policy(models):
+    evaluator = models.evaluator
+    return evaluator.policy if isinstance(evaluator, ExpectedScores) else evaluator.model
 
 
 def write_digits(policy):
@@ -409,9 +413,9 @@ MANY = [question_named(f"{name} " * n) for n, name in enumerate(["one", "two", "
 
 def test_trees_grown_together_are_those_grown_one_at_a_time_by_fewer_and_larger_calls(real_models):
     models, settings = real_models
-    with recorded_rows(models.evaluator.policy.model) as rows:
+    with recorded_rows(evaluating_policy(models).model) as rows:
         together = grow_trees(MANY, models, settings)
-    with recorded_rows(models.evaluator.policy.model) as rows_alone:
+    with recorded_rows(evaluating_policy(models).model) as rows_alone:
         alone = [grow_trees([question], models, settings)[0] for question in MANY]
     assert len(rows) < len(rows_alone)
     assert sum(rows) / len(rows) > sum(rows_alone) / len(rows_alone)
@@ -437,7 +441,7 @@ def test_models_in_turn_grow_the_trees_of_models_that_stay_and_are_never_in_memo
     config = ThoughtsConfig(depth=2, max_thought_tokens=6, evaluator=evaluator)
     policy = debug.policy.model_copy(update={"template": "thoughts/policy", "max_prompt_tokens": 2000})
     models = [
-        build_models(policy, config.model_copy(update={"loading": m}), "cpu") for m in ("together", "in_turn")
+        TreeModels(policy, config.model_copy(update={"loading": m}), "cpu") for m in ("together", "in_turn")
     ]
     settings = {"csqa": TreeSettings(config, TEMPLATES, "k", 3)}
     trees = [grow_trees(MANY[:2], one, settings) for one in models]
@@ -471,11 +475,11 @@ def test_a_run_that_is_killed_in_a_batch_resumes_to_the_same_bytes(real_models, 
         calls.append(requests)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return models.evaluator.score(requests)
+        return models.score(requests)
 
     complete = tmp_path / "complete.jsonl"
     stopped = tmp_path / "stopped.jsonl"
-    killed = TreeModels(models.writer, SimpleNamespace(score=score_until_killed))
+    killed = SimpleNamespace(write=models.write, score=score_until_killed)
     grow_missing_trees(MANY, complete, lambda: models, settings, 2)
     with pytest.raises(KeyboardInterrupt):
         grow_missing_trees(MANY, stopped, lambda: killed, settings, 2)
@@ -487,13 +491,13 @@ def test_a_run_that_is_killed_in_a_batch_resumes_to_the_same_bytes(real_models, 
 @pytest.fixture
 def expected_evaluator():
     options = EvaluatorOptions(model="tiny-random", read="expected", max_prompt_tokens=200)
-    return ModelEvaluator(options, "cpu")
+    return ExpectedScores(Policy(options.local, "cpu"))
 
 
 @pytest.fixture
 def written_evaluator():
-    options = EvaluatorOptions(model="tiny-random", max_prompt_tokens=200, max_new_tokens=2, retries_unread=1)
-    return ModelEvaluator(options, "cpu")
+    options = EvaluatorOptions(model="tiny-random", max_prompt_tokens=200, max_new_tokens=2)
+    return WrittenScores(Policy(options.local, "cpu"), 1)
 
 
 def test_a_tree_by_real_models_is_a_function_of_the_seed_and_gives_pairs(real_models):
@@ -541,7 +545,7 @@ def test_expected_scores_do_not_depend_on_the_order_and_equal_prompts_have_equal
 def test_expected_scores_of_many_thoughts_take_full_batches(expected_evaluator):
     with recorded_rows(expected_evaluator.policy.model) as rows:
         expected_evaluator.score([Request(f"thought {n}", 0) for n in range(20)])
-    size = expected_evaluator.options.batch_size // concurrent_parts(torch.device("cpu"))
+    size = expected_evaluator.policy.config.generation_batch_size // concurrent_parts(torch.device("cpu"))
     assert sorted(rows, reverse=True) == [*[size] * (20 // size), *([20 % size] if 20 % size else [])]
 
 
@@ -556,25 +560,26 @@ def test_a_model_that_writes_no_number_is_requested_as_often_as_the_options_stat
 @pytest.mark.parametrize(("finished", "score"), [(True, (2, 1)), (False, (None, 2))])
 def test_a_models_answer_is_parsed_as_finished_or_as_cut_off(written_evaluator, monkeypatch, finished, score):
     text = "It says where.\n2"
-    tokenizer = written_evaluator.policy.tokenizer
+    tokenizer = written_evaluator.model.tokenizer
     end = [tokenizer.eos_token_id] if finished else []
     ids = (*tokenizer.encode(text, add_special_tokens=False), *end)
     answers = [[Completion(ids, text, finished)]]
-    monkeypatch.setattr(written_evaluator.policy, "generate", lambda *_, **__: answers)
+    monkeypatch.setattr(written_evaluator.model, "generate", lambda *_, **__: answers)
     assert written_evaluator.score([Request("x", 0)]) == [score]
 
 
 @pytest.mark.parametrize(
     ("reason", "score"), [("stop", 2), ("length", None), ("content_filter", None), (None, 2), ([], 2)]
 )
-def test_an_endpoints_answer_is_parsed_as_finished_or_as_cut_off(monkeypatch, reason, score):
+def test_an_endpoints_answer_is_parsed_as_finished_or_as_cut_off(debug, monkeypatch, reason, score):
     choice = {"message": {"content": "It says where.\n2"}}
     if reason is not None:
         choice["finish_reason"] = reason
     transport = httpx.MockTransport(lambda request: httpx.Response(200, json={"choices": [choice]}))
     monkeypatch.setattr(httpx, "Client", functools.partial(httpx.Client, transport=transport))
     options = EvaluatorOptions(base_url="http://127.0.0.1:1/v1", model="m", retries_unread=0)
-    assert EndpointEvaluator(options).score([Request("x", 0)]) == [(score, 1)]
+    models = TreeModels(debug.policy, ThoughtsConfig(evaluator=options), "cpu")
+    assert models.score([Request("x", 0)]) == [(score, 1)]
 
 
 def test_expected_scores_are_refused_for_an_endpoint():
@@ -584,9 +589,9 @@ def test_expected_scores_are_refused_for_an_endpoint():
 
 def test_an_endpoint_that_cannot_be_reached_is_an_error_with_its_address(debug):
     options = EvaluatorOptions(base_url="http://127.0.0.1:1/v1", model="m", retries=0)
-    models = build_models(debug.policy, ThoughtsConfig(evaluator=options), "cpu")
-    assert isinstance(models.writer, PolicyWriter)
+    models = TreeModels(debug.policy, ThoughtsConfig(evaluator=options), "cpu")
+    assert isinstance(models.writer, Policy)
     with pytest.raises(
-        ThoughtsError, match="the evaluator's endpoint http://127.0.0.1:1/v1/chat/completions gave no answer"
+        UserError, match="the evaluator's endpoint http://127.0.0.1:1/v1/chat/completions gave no answer"
     ):
-        models.evaluator.score([Request("x", 0)])
+        models.score([Request("x", 0)])

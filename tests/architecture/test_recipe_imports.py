@@ -5,7 +5,8 @@ import sys
 
 CODE = """
 import sys
-from components.recipes import load_recipe, recipe_names
+from components.recipes import load_recipe
+from components.recipes.load import recipe_names
 for name in recipe_names():
     load_recipe(name)
 print(*sorted({module.partition(".")[0] for module in sys.modules}))

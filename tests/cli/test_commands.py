@@ -11,9 +11,11 @@ import pytest
 import yaml
 
 from components import paths
-from components.benchmarks import benchmark_names
 from components.config.federation import METHODS
-from components.recipes import load_recipe, recipe_names
+from components.io import FullDiskError
+from components.recipes import load_recipe
+from components.recipes.benchmarks import benchmark_names
+from components.recipes.load import recipe_names
 from flows.outputs import list_recipes
 from infra import servers
 from tasks.runs import create_run, git_commit
@@ -38,6 +40,8 @@ COMMANDS = [
     "stage",
     "up",
     "down",
+    "owners",
+    "owner",
 ]
 
 
@@ -255,7 +259,8 @@ def test_a_benchmark_is_checked_without_writing_anything(tmp_path, runs):
     result = fed_rlhf("benchmark", str(path), "--check")
     assert result.exit_code == 0
     assert "arms: 2, seeds: 2" in result.stdout
-    assert [line.split()[0] for line in result.stdout.splitlines()[2:5]] == ["arm", "more", "one"]
+    assert "the arm with the largest peak, " in result.stdout
+    assert "estimated time: not known for 4 runs before one of them is finished" in result.stdout
     assert not runs.exists()
 
 
@@ -271,6 +276,17 @@ def test_a_resumed_benchmark_takes_no_name_and_no_override_but_more_seeds(runs):
     assert "leave out" in refusal("benchmark", "federation.rounds=2", "--resume", "benchmark-1")
     result = fed_rlhf("benchmark", "seeds=[0,1,2]", "--resume", "benchmark-1", "--check")
     assert "arms: 1, seeds: 3" in result.stdout
+
+
+def test_runs_are_published_of_a_benchmark_that_is_named_by_resume_alone(runs, tmp_path):
+    folder = runs / "benchmark-1"
+    folder.mkdir(parents=True)
+    (folder / "benchmark.yaml").write_text("recipe: debug\nseeds: [0]\narms: {one: []}\n")
+    file = tmp_path / "one.jsonl"
+    result = fed_rlhf("benchmark", "--resume", "benchmark-1", "--publish", str(file))
+    assert result.stdout == f"{file}: 0 new lines\n"
+    assert "--resume FOLDER alone" in refusal("benchmark", "debug", "--publish", str(file))
+    assert "--resume FOLDER alone" in refusal("benchmark", "--publish", str(file))
 
 
 def test_an_unknown_benchmark_to_resume_is_refused(runs):
@@ -331,3 +347,13 @@ def test_a_terminal_without_the_characters_of_a_name_shows_their_codes(tmp_path)
     )
     assert done.returncode == 0, done.stderr
     assert rb'experiment: "\u4ee3\u7406"' in done.stdout
+
+
+def test_a_full_disk_is_one_sentence_and_status_2(capsys):
+    from flows.process import exit_status
+
+    def fail():
+        raise FullDiskError(28, "no space is left for /x: free some, and run it again")
+
+    assert exit_status(fail) == 2
+    assert capsys.readouterr().err == "error: no space is left for /x: free some, and run it again\n"

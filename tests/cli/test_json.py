@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from components.recipes import load_recipe, recipe_names
+from components.recipes import load_recipe
+from components.recipes.load import recipe_names
 from tasks.runs import create_run
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.pipeline import ROOT

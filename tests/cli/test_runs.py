@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from components.inputs import store_inputs
 from components.io import file_hash
 from components.recipes import load_recipe
+from components.recipes.inputs import store_inputs
 from tasks.run_table import format_headline
 from tasks.runs import Run, create_run, lock
 from tests.support.command_line import fed_rlhf, refusal
@@ -354,7 +354,9 @@ def change_result(path, key, **values):
 
 
 def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapter(copied, tmp_path):
-    change_result(copied / "federation" / "result.json", "outcome", kind="client-adapters")
+    change_result(
+        copied / "federation" / "result.json", "outcome", votes=False, assignment={"ada": "selector"}
+    )
     aligned = copied / "alignment" / "result.json"
     adopted = json.loads(aligned.read_text()) | {"labelling": None}  # the policies of the rounds
     aligned.write_text(json.dumps(adopted))
@@ -364,7 +366,7 @@ def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapte
 
 
 def test_an_adapter_that_is_completed_by_private_modules_is_not_merged(copied, tmp_path):
-    change_result(copied / "federation" / "result.json", "outcome", kind="personalized-clients")
+    change_result(copied / "federation" / "result.json", "outcome", own="modules")
     error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "selector", "--merge")
     assert "cannot be merged into a model" in error
     assert fed_rlhf("export", copied.name, str(tmp_path / "x"), "--adapter", "selector").exit_code == 0

@@ -45,7 +45,7 @@ def pairs(section):
     return {
         "pairs": [pair_values(pair) for pair in data.pairs],
         "judge": [pair_values(pair) for pair in data.judge],
-        "prompts": [prompt._asdict() for prompt in data.prompts],
+        "prompts": [prompt_values(prompt) for prompt in data.prompts],
         "groups": data.true_clusters,
         "dropped": data.dropped,
         "warnings": list(data.warnings),
@@ -55,6 +55,10 @@ def pairs(section):
 def pair_values(pair):
     values = {name: value for name, value in asdict(pair).items() if value not in ("", None)}
     return {name: value for name, value in values.items() if (name, value) != ("group", pair.prompt)}
+
+
+def prompt_values(prompt):
+    return {name: value for name, value in asdict(prompt).items() if name != "prompt_id"}
 
 
 def prompts(section):

@@ -11,7 +11,7 @@ def run(docs=None):
     import great_expectations as gx
     import great_expectations.expectations as gxe
 
-    from components.data.expectations import run_suites
+    from components.data.validation import run_suites
 
     expectations = [
         gxe.ExpectColumnValuesToNotBeNull(description="text is not null", column="text"),

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from components.data.prepare import prepare
-from components.data.records import PAIR_COLUMNS, DataError, read_clients
+from components.data.records import DataError, read_clients
 from components.data.sources import load
 from tests.support.sources import WHOLE, WHOLE_FILE, data_config, prepared_rows, write_jsonl
 
@@ -101,7 +101,7 @@ def test_a_column_of_the_users_own_file_names_the_clients_and_is_kept(tmp_path, 
     regions = {r["prompt"]: r["region"] for r in rows}
     assert len(prepared_pairs) == 90
     assert all(r["client_id"] == r["column"] == regions[r["prompt"]] for r in prepared_pairs)
-    assert list(prepared_pairs[0]) == [*PAIR_COLUMNS, "group", "column"]
+    assert list(prepared_pairs[0])[-3:] == ["split", "group", "column"]
     assert report.rows.left_out == {}
     unnamed = load(data_config(**data, options=WHOLE_FILE), 0)
     assert {row.column for row in unnamed.pairs} == {None}, "it is read only where the recipe names it"

@@ -10,12 +10,12 @@ import pytest
 
 from components.config import DataConfig
 from components.data import sources
-from components.data.data_report import read_report
+from components.data.data_report import Limits, read_report
 from components.data.prepare import prepare
 from components.data.records import DataError, Pair, read_clients, read_rows
 from components.data.same_text import same_text
 from components.data.splits import assign, grouped, one_spelling
-from components.data.validation import Limits, validate
+from components.data.validation import validate
 from tests.support.sources import prepared_rows
 
 

@@ -97,13 +97,6 @@ def test_a_rendered_question_has_context_question_and_options_but_no_answer():
     )
 
 
-def test_an_object_of_articles_that_is_nested_too_deeply_is_refused(tmp_path):
-    file = tmp_path / "ori_pqal.json"
-    file.write_text('{"101": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    with pytest.raises(DataError, match=r"nested too deeply\); expected one .* keyed by the articles' ids"):
-        load_questions("pubmedqa", file)
-
-
 def test_pubmedqas_hub_rows_are_read_from_lines_and_lists_too(tmp_path):
     for text in (
         json.dumps(PUBMEDQA),

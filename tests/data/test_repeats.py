@@ -3,8 +3,7 @@
 import pandas as pd
 
 from components.data.data_report import RepeatCounts
-from components.data.prepare import prepare
-from components.data.repeats import count_repeats, repeat_warnings
+from components.data.prepare import count_repeats, prepare, repeat_warnings
 from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
 
 
@@ -25,7 +24,7 @@ def test_repeats_and_contradictions_of_one_owner_are_counted():
             ("a", "q", "caf\u00e9", "r"),
         )
     )
-    assert counts == RepeatCounts(duplicates=2, normalized=1, contradictory=5)
+    assert counts == RepeatCounts(duplicates=2, normalized=1, contradictory=5, equal=1)
 
 
 def test_a_pair_that_prefers_a_spelling_is_no_repeat_of_its_contradiction():
@@ -34,8 +33,8 @@ def test_a_pair_that_prefers_a_spelling_is_no_repeat_of_its_contradiction():
 
 
 def test_each_count_is_a_sentence():
-    found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3)))
-    assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3]
+    found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3, equal=4)))
+    assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3, 4]
     assert list(repeat_warnings(RepeatCounts())) == []
 
 

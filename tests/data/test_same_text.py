@@ -8,10 +8,9 @@ import pytest
 from components.data.data_report import read_report
 from components.data.prepare import prepare
 from components.data.prompts import server_prompts
-from components.data.records import Prompt
+from components.data.records import Prompt, prompts_frame
 from components.data.same_text import same_text
 from components.data.sources import load
-from components.data.tables import prompts_frame
 from components.versions import SAME_TEXT
 from tests.support.sources import WHOLE_FILE, data_config, prepared_rows, write_jsonl
 
@@ -28,7 +27,14 @@ FORMS = {
     "soft hyphen": QUESTION.replace("café", "ca\u00adfé"),
     "byte order mark": "\ufeff" + QUESTION,
     "colored symbol": QUESTION.replace("\u2764", "\u2764\ufe0f"),
+    "variant of a character": QUESTION.replace("\u2764", "\u2764\U000e0100"),
+    "null character": QUESTION + "\0",
 }
+OTHERS = [
+    *[("café", "cafe"), ("a b", "ab"), ("5 m", "5 n"), ("क्ष", "कष")],
+    *[("x² + 1", "x2 + 1"), ("H₂O", "H2O"), ("2½", "21/2")],
+    ("\U0001f3f4\U000e0067\U000e0062\U000e007f", "\U0001f3f4\U000e0066\U000e0072\U000e007f"),  # two flags
+]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -36,9 +42,29 @@ def test_forms_of_a_text_have_one_key(form):
     assert same_text(FORMS[form]) == same_text(QUESTION)
 
 
-@pytest.mark.parametrize(("one", "other"), [("café", "cafe"), ("a b", "ab"), ("5 m", "5 n"), ("क्ष", "कष")])
+@pytest.mark.parametrize(("one", "other"), OTHERS)
 def test_other_texts_have_others(one, other):
     assert same_text(one) != same_text(other)
+
+
+def test_hidden_characters_of_ascii_do_not_count():
+    assert same_text("ab\0") == same_text("ab")
+
+
+def test_spellings_of_a_group_are_one_group(tmp_path):
+    names = ["file {n}", "\ufb01le {n}", "FILE {n}"]
+    data = [
+        row | {"group": names[k % 3].format(n=k % 20), "prompt": f"Question {k}?"}
+        for k, row in enumerate(rows([QUESTION]))
+    ]
+    path = write_jsonl(tmp_path / "p.jsonl", data)
+    prepare(data_config(source="jsonl", path=path, options=WHOLE_FILE, test=0.4), 0, tmp_path / "data")
+    splits = defaultdict(set)
+    for row in prepared_rows(tmp_path / "data", "pairs"):
+        number = int(row["prompt"].split()[1][:-1])
+        splits[number % 20].add(row["split"])
+    assert len(splits) == 20
+    assert all(len(own) == 1 for own in splits.values())
 
 
 def rows(forms, count=60):

@@ -1,19 +1,30 @@
 """Pairs and prompts as data frames, and as the parquet files of a prepared folder."""
 
-from components.data.records import PAIR_COLUMNS, PROMPT_COLUMNS, Pair, Prompt, pair_id, read_rows
-from components.data.tables import pairs_frame, prompts_frame, write_table
+from dataclasses import replace
+
+from components.data.records import (
+    Pair,
+    Prompt,
+    pair_id,
+    pairs_frame,
+    prompts_frame,
+    read_pairs,
+    read_prompts,
+    write_table,
+)
 
 PAIRS = [Pair("p", "good", "bad", client_id="ann", split="train"), Pair("q", "yes", "no", source="other")]
 
 
 def test_pairs_have_the_columns_of_the_record_and_those_that_any_of_them_has():
-    assert list(pairs_frame(PAIRS, "mine")) == [*PAIR_COLUMNS, "group"]
+    required = ["prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split"]
+    assert list(pairs_frame(PAIRS, "mine")) == [*required, "group"]
     deep = Pair("p", "good", "bad", margin=0.5, tree="t", depth=2, column="c")
     assert list(pairs_frame([*PAIRS, deep], "mine")) == [
-        *PAIR_COLUMNS,
+        *required,
         *("margin", "group", "tree", "depth", "column"),
     ]
-    assert list(pairs_frame([], "mine")) == [*PAIR_COLUMNS, "group"]
+    assert list(pairs_frame([], "mine")) == [*required, "group"]
 
 
 def test_a_pair_is_of_the_named_source_unless_it_names_its_own():
@@ -29,7 +40,7 @@ def test_an_id_is_a_hash_of_what_identifies_the_pair_and_repetitions_are_numbere
 def test_of_equal_prompts_the_first_is_in_the_table():
     prompts = [Prompt("p", ["a"], "align"), Prompt("q", [], "test"), Prompt("p", ["b"], "test")]
     frame = prompts_frame(prompts, "mine")
-    assert tuple(frame) == PROMPT_COLUMNS
+    assert list(frame) == ["prompt_id", "prompt", "references", "split"]
     assert [list(texts) for texts in frame["references"]] == [["a"], []]
     assert list(frame["split"]) == ["align", "test"]
     assert frame["prompt_id"][0] == pair_id("mine", "p")
@@ -38,14 +49,9 @@ def test_of_equal_prompts_the_first_is_in_the_table():
 def test_rows_are_read_as_they_were_written_and_what_is_missing_is_none(tmp_path):
     pairs = [Pair("p", "good", "bad", margin=0.5, depth=2), Pair("q", "yes", "no", tree="t")]
     write_table(tmp_path / "pairs.parquet", pairs_frame(pairs, "mine"))
-    rows = read_rows(tmp_path / "pairs.parquet")
-    assert [(row["margin"], row["depth"], row["tree"]) for row in rows] == [(0.5, 2, None), (None, None, "t")]
-    assert type(rows[0]["depth"]) is int
-    write_table(tmp_path / "prompts.parquet", prompts_frame([Prompt("p", ["a", "b"], "test")], "mine"))
-    (row,) = read_rows(tmp_path / "prompts.parquet")
-    assert row == {
-        "prompt_id": pair_id("mine", "p"),
-        "prompt": "p",
-        "references": ["a", "b"],
-        "split": "test",
-    }
+    rows = read_pairs(tmp_path / "pairs.parquet")
+    assert rows == [replace(pair, source="mine", pair_id=pair_id("mine", "", *pair.texts)) for pair in pairs]
+    assert type(rows[0].depth) is int
+    prompt = Prompt("p", ["a", "b"], "test")
+    write_table(tmp_path / "prompts.parquet", prompts_frame([prompt], "mine"))
+    assert read_prompts(tmp_path) == [replace(prompt, prompt_id=pair_id("mine", "p"))]

@@ -3,8 +3,9 @@
 import pandas as pd
 import pytest
 
+from components.data.data_report import Limits
 from components.data.records import DataError
-from components.data.validation import Limits, validate
+from components.data.validation import validate
 
 
 def tables(prompt_column: str = "prompt_id") -> dict[str, pd.DataFrame]:

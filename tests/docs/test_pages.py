@@ -3,20 +3,21 @@
 import ast
 import importlib.util
 import re
+import shlex
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
 
-from components.benchmarks import benchmark_names, load_benchmark
 from components.config import Recipe
 from components.config.benchmark import Benchmark
 from components.config.data import SOURCES
-from components.config.evaluation import JUDGES
+from components.config.evaluation import JUDGES, REWARDS
 from components.config.federation import METHODS
-from components.config.rewards import REWARDS
-from components.recipes import recipe_names
+from components.recipes import load_recipe
+from components.recipes.benchmarks import benchmark_names, load_benchmark
+from components.recipes.load import recipe_names
 from components.reporting.metrics import ALIASES
 from tests.support.registries import config_registries
 
@@ -90,6 +91,13 @@ def test_a_page_lists_the_defaults_of_a_section_within_another(generated_pages):
 def test_each_registered_section_is_on_the_page_of_its_section(registry, page, heading, generated_pages):
     text = generated_pages[f"recipe/{page}.md"]
     assert [name for name in registry.builtin if f"### {heading} `{name}`\n" not in text] == []
+
+
+def test_options_that_a_method_refuses_are_not_listed(generated_pages):
+    parts = generated_pages["recipe/federation.md"].split("### ")
+    with_rows = {part.split("`")[1] for part in parts if "| `average_over` |" in part}
+    assert {"fedbis", "firm"} <= with_rows
+    assert not {"fedbiscuit", "fedcmoo"} & with_rows
 
 
 def test_the_tables_in_written_pages_have_each_key_and_short_name(generated_pages):
@@ -186,6 +194,22 @@ def test_the_recipes_and_benchmarks_that_pages_run_exist():
         own = set(re.findall(r'^```yaml title="([^"]+)"', text, re.MULTILINE))
         unknown += [(page.name, name) for name in named if name not in known | own and name[0] != "-"]
     assert unknown == []
+
+
+def test_the_overrides_that_guides_and_pages_of_methods_show_are_accepted():
+    """Those of tutorials and of README are run by test_shell_blocks.py."""
+    checked = 0
+    for page in PAGES:
+        if page.parent.name not in ("guides", "methods"):
+            continue
+        for line in shell_commands(page):
+            if line.count("'") % 2 or "my-template.txt" in line:  # of several lines; a file of the user's own
+                continue
+            command, verb, recipe, *overrides = [*shlex.split(line), "", "", ""]
+            if command == "fed-rlhf" and verb in ("run", "check") and recipe in recipe_names():
+                load_recipe(recipe, [word for word in overrides if "=" in word])
+                checked += 1
+    assert checked >= 8
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "results").glob("*.md")), ids=lambda page: page.stem)

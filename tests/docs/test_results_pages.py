@@ -2,39 +2,39 @@
 
 import json
 import math
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from components.config import UserError
-from components.paths import PACKAGE
+from components.recipes.benchmarks import load_benchmark, settings_of
 from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding
 from docs.generate_results import (
+    CURVE,
     FLOWER,
     FOLDER,
     PAPERS,
     SAMPLING,
     SPEED,
     TRL,
-    FamilyResults,
+    Published,
     Results,
     counts_sentence,
+    curve,
     draw_claims,
     draw_speed,
     own_settings,
+    references,
     speed,
 )
-from perf.campaign.lines import PUBLISHED
-from perf.campaign.plan import LIST, Campaign, read_campaign
 
 DECISIVE = "summarization-decisive"
 
 
 @pytest.fixture(scope="module")
 def results():
-    """The results of the project's campaign."""
-    return Results(read_campaign(LIST, Path("campaign")), PACKAGE / PUBLISHED)
+    """The project's published results."""
+    return Results()
 
 
 def finding(verdict, value=0.5, low=0.4, high=0.6, figure="wins", limit=0.5):
@@ -49,11 +49,12 @@ def test_a_picture_follows_the_opening_sentence_of_every_page():
 
 
 def test_every_claim_is_on_a_page(results):
-    texts = {page: (FOLDER / page).read_text(encoding="utf-8") for page, _ in PAPERS.values()}
-    for name, family in results.families.items():
+    pages = ("federating.md", *(page for page, _ in PAPERS.values()))
+    texts = {page: (FOLDER / page).read_text(encoding="utf-8") for page in pages}
+    for name, own in results.benchmarks.items():
         mark = f"<!-- results: claims {name} -->"
-        pages = [page for page, text in texts.items() if mark in text]
-        assert len(pages) == bool(family.benchmark.claims), name
+        marked = [page for page, text in texts.items() if mark in text]
+        assert len(marked) == bool(own.benchmark.claims), name
     for page, names in PAPERS.values():
         assert all(f"<!-- results: claims {name} -->" in texts[page] for name in names)
 
@@ -61,7 +62,7 @@ def test_every_claim_is_on_a_page(results):
 def test_a_sentence_counts_the_verdicts():
     findings = [finding(HOLDS), finding(FAILS), finding(FAILS), finding(UNDECIDED, None, None, None)]
     words = counts_sentence("claims", findings)
-    assert words == "Of 4 claims, 1 holds, 2 fail and 1 is undecided, of which 1 was not measured."
+    assert words == "Of 4 claims, 1 holds, 2 fail, 0 are undecided and 1 is not measured."
     assert counts_sentence("claims", [finding(HOLDS)]) == "Of 1 claims, 1 holds, 0 fail and 0 are undecided."
 
 
@@ -73,14 +74,14 @@ def test_ratios_are_given_for_each_machine_and_the_last_ones_count(tmp_path):
         for processor, values in lines
     ]
     (tmp_path / SPEED).write_text("\n".join(map(json.dumps, ratios)), encoding="utf-8")
-    sentence, _, *tables = speed(Results(Campaign({}, LIST, tmp_path), tmp_path), []).split("\n\n")
+    sentence, _, *tables = speed(Results(tmp_path), []).split("\n\n")
     assert sentence == (
         "A round of FedBis is 4.0 and 3.0 times as fast as in a tuned Flower app, a client of FedDPO 4.0 and"
         " 3.0 times as fast as with TRL's trainer, and sampling 4.0 and 3.0 times as fast as by transformers'"
         " batches (A, 2 cores; B, 2 cores)."
     )
     assert tables[0] == "Recipe `debug`, A, 2 cores, commit 0123456789ab:"
-    picture = draw_speed(Results(Campaign({}, LIST, tmp_path), tmp_path))
+    picture = draw_speed(Results(tmp_path))
     assert all(f"<!-- {machine}, 2 cores -->".encode() in picture for machine in "AB")
     assert f"| `{TRL}` | 3.00 | 2.00, 3.00, 7.00 |" in tables[3]
     del ratios[1]["ratios"][TRL]
@@ -88,10 +89,10 @@ def test_ratios_are_given_for_each_machine_and_the_last_ones_count(tmp_path):
     with pytest.raises(
         UserError, match=f"lacks {TRL} of B, 2 cores: record it there by python -m perf peers"
     ):
-        speed(Results(Campaign({}, LIST, tmp_path), tmp_path), [])
+        speed(Results(tmp_path), [])
     (tmp_path / SPEED).unlink()
     with pytest.raises(UserError, match=f"lacks {FLOWER} of any machine"):
-        speed(Results(Campaign({}, LIST, tmp_path), tmp_path), [])
+        speed(Results(tmp_path), [])
 
 
 @own_settings()
@@ -106,10 +107,70 @@ def test_a_picture_has_the_measured_claims_on_each_figure():
     assert draw_claims([finding(HOLDS, low=0.40004), *findings[1:]]) == picture
 
 
-def test_missing_hours_follow_from_finished_runs_of_the_arm_or_the_estimate(results):
-    benchmark = results.families[DECISIVE].benchmark.model_copy(update={"seeds": [0, 1]})
-    line = {"kind": "run", "arm": "FedBis", "seed": 0, "seconds": 7200}
-    family = FamilyResults("all", benchmark, 30, [line])
-    assert len(family.missing) == len(family.runs) - 1 == 7
-    assert family.missing_hours == pytest.approx(2 + 6 * 0.5)
-    assert math.isnan(FamilyResults("all", benchmark, math.nan, [line]).missing_hours)
+def test_missing_hours_follow_from_finished_runs_of_the_arm_or_of_the_others(results):
+    benchmark = results.benchmarks[DECISIVE].benchmark.model_copy(update={"seeds": [0, 1]})
+    lines = [
+        {"kind": "run", "arm": arm, "seed": 0, "seconds": 3600 * n}
+        for arm, n in (("FedBis", 2), ("FedAvg", 1))
+    ]
+    own = Published("all", benchmark, lines)
+    arms = len(benchmark.arms)
+    assert len(own.missing) == len(own.runs) - 2 == 2 * arms - 2
+    assert own.missing_hours == pytest.approx(2 + 1 + (2 * arms - 4) * 1.5)
+    assert math.isnan(Published("all", benchmark, []).missing_hours)
+
+
+def write_lines(folder, name, values):
+    """Runs of the arms of a benchmark with these accuracies by arm, seed by seed."""
+    benchmark = load_benchmark(name)
+    head = {"kind": "run", "seconds": 60, "commits": ["c"], "units": {}, "base": {}, "judge": {}}
+    lines = [
+        head
+        | {
+            "arm": arm,
+            "seed": seed,
+            "settings": settings_of(benchmark, arm),
+            "contests": {},
+            "metrics": {f"after/accuracy/domain/{taste}": value for taste in ("common", "own")},
+        }
+        for arm, own in values.items()
+        for seed, value in enumerate(own)
+    ]
+    (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+
+
+def test_the_verdict_on_the_best_method_is_corrected_for_those_that_it_is_chosen_from(tmp_path):
+    better = {"DRIFT-SP": [0.64, 0.66, 0.62], "local": [0.60, 0.61, 0.59]}
+    others = {arm: [0.55, 0.61, 0.58] for arm in ("DRIFT-MST", "FedAvg", "FedProx", "FedOPT", "FedCDA")}
+    for values, count in ((better, 2), (better | others, 0)):
+        write_lines(tmp_path, "reasoning", values)
+        text = references(Results(tmp_path), [])
+        assert f"is better in {count} of 9 comparisons and worse in 0" in text
+        assert "DRIFT-SP: 0.640" in text
+
+
+def test_verdicts_of_the_curve_are_corrected_for_its_cells(tmp_path):
+    alone = {"alone-8": [0.60, 0.61, 0.59]}
+    better = {"federated-8x3": [0.64, 0.66, 0.62]}
+    for values, verdict in (
+        (alone | better, HOLDS),
+        (alone | better | {f"federated-8x{n}": [0.55, 0.61, 0.58] for n in (6, 12)}, UNDECIDED),
+    ):
+        write_lines(tmp_path, CURVE, values)
+        row = next(line for line in curve(Results(tmp_path), []).splitlines() if line.startswith("| 8 | 3 "))
+        assert row.endswith(f"**{verdict}** |")
+
+
+def test_clients_alone_are_compared_over_the_owners_of_the_federation(tmp_path):
+    """Alone, owners a, b and c have 0.6, 0.8 and 0.1; the federation is of a and b."""
+    write_lines(tmp_path, CURVE, {"alone-8": [0.6], "federated-8x12": [0.9]})
+    path = tmp_path / f"{CURVE}.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line, groups in zip(lines, ({"a": 0.6, "b": 0.8, "c": 0.1}, {"a": 0.5, "b": 0.7}), strict=True):
+        line["metrics"]["after/accuracy/mean"] = sum(groups.values()) / len(groups)
+        line["units"] = {"after/accuracy/mean": {"unit": "clients", "groups": {"": groups}}}
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = curve(Results(tmp_path), [])
+    assert "| 8 | 12 | 0.700 | 0.600 | - | - | -0.100 | **undecided** |" in text
+    assert "share from 0.600 to 0.900" in (words := references(Results(tmp_path), []))
+    assert "all pairs of an owner from 0.700 to 0.600 (1 seed)" in words

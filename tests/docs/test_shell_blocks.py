@@ -17,15 +17,24 @@ from components.data.prepare import prepare
 from components.recipes import load_recipe
 from tests.support.command_line import fed_rlhf
 from tests.support.long_tier import with_examples
+from tests.support.tutorials import write_titled_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 NOT_RUN = {
     "make": "installs, runs the demo or all tests, or serves until Ctrl-C; .ci/run calls make",
     "source": "the tests' environment is activated",
-    "fed-rlhf run summarization/demo": "minutes; the demo of the campaign",
+    "fed-rlhf run summarization/demo": "minutes; the demo",
     "fed-rlhf benchmark summarization": "hours; tests/flows/test_benchmark.py runs a small one",
     "fed-rlhf up": "starts servers on fixed ports; tests/infra starts them on others",
+    "fed-rlhf owner check": "needs an owner's home; tests/owners",
+    "fed-rlhf owner start": "waits for requests; tests/flows/test_owners_with_data.py runs this tutorial",
+    "fed-rlhf owners": "needs these owners",
+    "fed-rlhf run support.yaml": "needs these owners",
+    "fed-rlhf owner log": "needs that run",
+    "fed-rlhf owner replay": "needs that run",
+    "fed-rlhf delete RUN": "needs that run",
+    "sudo": "administers a machine",
     "prefect deployment": "needs these servers; tests/infra",
     "dvc repro": "writes data/pipeline of the checkout; tests/flows runs the stages",
     "pip install -e ./fed-support": "changes the environment; tests/plugin installs the package elsewhere",
@@ -92,12 +101,11 @@ def place(new_workplace):
 
 @pytest.fixture(scope="module")
 def working_folder(tmp_path_factory):
-    """A folder with the titled files of the tutorial about data, and with what its script writes."""
+    """A folder with the titled files of the tutorials about data, and with what their scripts write."""
     folder = tmp_path_factory.mktemp("working")
-    text = (ROOT / "docs" / "tutorials" / "own-data.md").read_text(encoding="utf-8")
-    for title, content in re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL):
-        (folder / title).write_text(content)
-    subprocess.run([sys.executable, "make_pairs.py"], cwd=folder, check=True)
+    for page, script in (("own-data", "make_pairs.py"), ("owners", "make_owners.py")):
+        write_titled_files(page, folder)
+        subprocess.run([sys.executable, script], cwd=folder, check=True)
     return folder
 
 

@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
+from components.data.records import Pair
 from components.evaluation.accuracy import accuracy_report
 from components.learning.pair_scores import PreferenceScores, pair_figures
 
 PAIRS = [
-    {"client_id": "ada", "domain": "common"},
-    {"client_id": "ada", "domain": "own"},
-    {"client_id": "ada", "domain": "own"},
-    {"client_id": "ada", "domain": "own"},
-    {"client_id": "bea", "domain": "common"},
+    Pair("", "", "", "ada", "common"),
+    Pair("", "", "", "ada", "own"),
+    Pair("", "", "", "ada", "own"),
+    Pair("", "", "", "ada", "own"),
+    Pair("", "", "", "bea", "common"),
 ]
 
 
@@ -24,7 +25,7 @@ def measure(scores: PreferenceScores, assigned: dict[str, int] | None = None):
     """The report of the figures that each client computes on its own pairs."""
     figures = {}
     for client in ("bea", "ada"):
-        rows = [n for n, pair in enumerate(PAIRS) if pair["client_id"] == client]
+        rows = [n for n, pair in enumerate(PAIRS) if pair.client_id == client]
         own = PreferenceScores(
             scores.margins[:, rows],
             None if scores.rewards is None else scores.rewards[:, rows],

@@ -11,16 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from components.config import RecipeError
+from components.config import RecipeError, UserError
 from components.data.templates import load as load_template
 from components.data.templates import user_message
 from components.evaluation.contests import judge_contest
-from components.evaluation.judges import autoj, parse_autoj
+from components.evaluation.judges import parse_autoj
 from components.evaluation.judges.autoj import AutoJSection
-from components.evaluation.judges.judge import JudgeError, JudgeResources
+from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.winrate import Verdict
+from components.models.policy import Policy
+from components.models.samples import Reply
 from components.models.selector import Comparison
-from components.recipes import dump_recipe, load_recipe
+from components.recipes import load_recipe
+from components.recipes.load import dump_recipe
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 KEY = "sk-very-secret-0123"
@@ -295,13 +298,13 @@ def test_a_missing_key_is_refused_before_anything_is_trained(check, monkeypatch,
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         monkeypatch.setenv(VARIABLE, value)
-    with pytest.raises(JudgeError, match=rf"environment variable {VARIABLE}.* is not set"):
+    with pytest.raises(UserError, match=rf"environment variable {VARIABLE}.* is not set"):
         check(base_url="http://127.0.0.1:1/v1", api_key_env=VARIABLE)
 
 
 def test_a_key_with_characters_that_no_header_can_carry_is_refused_and_not_repeated(check, monkeypatch):
     monkeypatch.setenv(VARIABLE, f"{KEY}\nX-Other: y")
-    with pytest.raises(JudgeError, match=VARIABLE) as error:
+    with pytest.raises(UserError, match=VARIABLE) as error:
         check(base_url="http://127.0.0.1:1/v1", api_key_env=VARIABLE)
     assert KEY not in str(error.value)
 
@@ -325,67 +328,18 @@ LOCAL = {
     ],
 )
 def test_a_model_that_cannot_be_used_is_refused_before_anything_is_trained(check, options, message):
-    with pytest.raises(JudgeError, match=message):
+    with pytest.raises(UserError, match=message):
         check(**LOCAL | options)
 
 
-@pytest.fixture
-def gptq(tmp_path):
-    """A folder with the configuration of a 4-bit GPTQ checkpoint, as Auto-J's has it."""
+def test_a_quantized_checkpoint_is_refused(check, tmp_path):
     from components.models.backbone import fetch_backbone
 
     settings = json.loads((Path(fetch_backbone("tiny-random")) / "config.json").read_text())
-    settings["quantization_config"] = {
-        "quant_method": "gptq",
-        "bits": 4,
-        "group_size": 128,
-        "desc_act": False,
-        "sym": True,
-    }
-    folder = tmp_path / "gptq"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(settings))
-    return str(folder)
-
-
-@pytest.mark.parametrize(
-    ("versions", "message"),
-    [
-        (
-            {},
-            r"GPTQ checkpoint, but optimum >= 1.24.0 and gptqmodel >= 1.4.3 to read it are not installed: "
-            "run `pip install optimum gptqmodel`",
-        ),
-        ({"optimum": "2.0.0"}, r"but gptqmodel >= 1.4.3 to read it is not installed"),
-        ({"optimum": "1.9.0", "gptqmodel": "4.0.0"}, r"but optimum >= 1.24.0 to read it is not installed"),
-    ],
-)
-def test_a_gptq_checkpoint_is_refused_with_the_libraries_that_are_missing(
-    check, gptq, monkeypatch, versions, message
-):
-    from importlib import metadata
-
-    real_version = metadata.version
-
-    def version(name):
-        if name not in autoj.GPTQ_LIBRARIES:
-            return real_version(name)
-        if name in versions:
-            return versions[name]
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(JudgeError, match=message):
-        check(**LOCAL | {"model": gptq})
-
-
-def test_the_versions_that_gptq_needs_are_those_of_the_installed_transformers():
-    from transformers.quantizers import quantizer_gptq
-
-    assert autoj.GPTQ_LIBRARIES == {
-        "optimum": quantizer_gptq.MIN_OPTIMUM_VERSION,
-        "gptqmodel": quantizer_gptq.MIN_GPTQ_VERSION,
-    }
+    settings["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=r"quantized checkpoint \(gptq\).*use the unquantized model"):
+        check(**LOCAL | {"model": str(tmp_path)})
 
 
 # --- A local model
@@ -398,15 +352,21 @@ def local_judge(build):
 
 @pytest.fixture
 def replace_generation(monkeypatch):
-    """A function that replaces the model's judgments by a function of the decoded prompt."""
+    """A function that replaces the model's judgments by a function of what it reads."""
 
     def replace(judge):
-        def generate(model, tokenizer, encoded, *_, **__):
-            return [[SimpleNamespace(text=judge(tokenizer.decode(ids)))] for ids in encoded]
+        def write(policy, prompts, **_):
+            return [Reply(judge(policy.render(prompt).text), True) for prompt in prompts]
 
-        monkeypatch.setattr(autoj, "generate_completions", generate)
+        monkeypatch.setattr(Policy, "write", write)
 
     return replace
+
+
+def read_by(judge, comparison):
+    """Token ids that a local model reads for a comparison, and whether a text was truncated."""
+    ids = judge.model.encode(judge.prompt(comparison))
+    return ids, judge.figures == {"judge_shortened": 1}
 
 
 def test_a_local_model_judges_greedily_in_batches_of_any_size_and_with_any_seed(build, local_judge):
@@ -448,18 +408,17 @@ def test_the_verdict_is_parsed_from_the_models_judgment(local_judge, replace_gen
 
 
 def test_the_instruction_stands_between_inst_marks(local_judge):
-    writer = local_judge._writer
     text = PAIRWISE.render(prompt="query 0", response="one 0", response_another="two 0")
-    ids, truncated = writer.encode(COMPARISONS[0])
-    assert ids == writer.tokenizer.encode(f"[INST] {text} [/INST]")
+    ids, truncated = read_by(local_judge, COMPARISONS[0])
+    assert ids == local_judge.model.tokenizer.encode(f"[INST] {text} [/INST]")
     assert not truncated
 
 
 def test_the_instruction_is_formatted_with_the_models_own_chat_template_on_request(build):
-    writer = build(**LOCAL, chat_template=True)._writer
+    judge = build(**LOCAL, chat_template=True)
     text = PAIRWISE.render(prompt="query 0", response="one 0", response_another="two 0")
-    ids, _ = writer.encode(COMPARISONS[0])
-    assert writer.tokenizer.decode(ids) == f"<bos>user: {text}<eos><bos>assistant: "
+    ids, _ = read_by(judge, COMPARISONS[0])
+    assert judge.model.tokenizer.decode(ids) == f"<bos>user: {text}<eos><bos>assistant: "
 
 
 @pytest.mark.parametrize(
@@ -488,9 +447,9 @@ def shown_text(prompt, heading):
 @pytest.mark.parametrize("name", ["summarization/policy", "summarization/policy_short"])
 def test_a_query_that_is_too_long_loses_the_prompts_end_and_not_the_policys_instruction(build, name):
     policy = load_template(name, "policy")
-    writer = build(policy, **LOCAL | {"max_prompt_tokens": 1400})._writer
-    ids, truncated = writer.encode(Comparison("q" * 2000, "x" * 100, "y" * 100))
-    query = shown_text(writer.tokenizer.decode(ids), "MESSAGE")
+    judge = build(policy, **LOCAL | {"max_prompt_tokens": 1400})
+    ids, truncated = read_by(judge, Comparison("q" * 2000, "x" * 100, "y" * 100))
+    query = shown_text(judge.model.tokenizer.decode(ids), "MESSAGE")
     remaining = query.count("q")
     assert truncated
     assert len(ids) == 1400
@@ -510,11 +469,11 @@ def test_the_query_is_truncated_before_the_responses_and_the_instruction_never(
     local_judge, build, lengths, expected
 ):
     """The texts have one token per character, and 300 tokens are left for them."""
-    tokenizer = local_judge._writer.tokenizer
+    tokenizer = local_judge.model.tokenizer
     empty = PAIRWISE.render(prompt="", response="", response_another="")
     max_tokens = len(tokenizer.encode(f"[INST] {empty} [/INST]")) + 300
     comparison = Comparison("q" * lengths[0], "x" * lengths[1], "y" * lengths[2])
-    ids, truncated = build(**LOCAL | {"max_prompt_tokens": max_tokens})._writer.encode(comparison)
+    ids, truncated = read_by(build(**LOCAL | {"max_prompt_tokens": max_tokens}), comparison)
     prompt = tokenizer.decode(ids)
     assert truncated
     assert len(ids) == max_tokens
@@ -533,7 +492,7 @@ def test_truncated_inputs_are_counted(local_judge):
 def test_an_instruction_that_leaves_no_room_is_refused_with_both_numbers_of_tokens(build):
     judge = build(**LOCAL | {"max_prompt_tokens": 64})
     with pytest.raises(
-        JudgeError,
+        UserError,
         match=r"instruction 'autoj/pairwise' alone takes \d+ tokens, "
         r"more than evaluation.judge.max_prompt_tokens 64",
     ):
@@ -727,7 +686,7 @@ def test_a_passing_fault_is_retried(server, remote, fault):
 )
 def test_a_lasting_fault_is_reported_after_the_last_retry_with_the_address(server, remote, fault, message):
     server.answer = lambda body, number: fault
-    with pytest.raises(JudgeError) as error:
+    with pytest.raises(UserError) as error:
         remote().compare(COMPARISONS[:1])
     assert message in str(error.value)
     assert server.url in str(error.value)
@@ -737,7 +696,7 @@ def test_a_lasting_fault_is_reported_after_the_last_retry_with_the_address(serve
 def test_a_refused_request_is_not_retried_and_cancels_the_others(server, remote):
     server.answer = lambda body, number: (404, {"error": {"message": "no model judge-7"}}, {})
     with pytest.raises(
-        JudgeError, match="answered 404 Not Found: .*no model judge-7.* evaluation.judge: model"
+        UserError, match="answered 404 Not Found: .*no model judge-7.* evaluation.judge: model"
     ):
         remote(concurrency=1).compare(COMPARISONS)
     assert len(server.requests) < len(COMPARISONS)
@@ -746,7 +705,7 @@ def test_a_refused_request_is_not_retried_and_cancels_the_others(server, remote)
 def test_a_failure_does_not_wait_for_the_retries_of_other_requests(server, remote):
     server.answer = lambda body, number: (400, b"bad", {}) if query_number(body) == 1 else (500, b"oops", {})
     start = time.perf_counter()
-    with pytest.raises(JudgeError):
+    with pytest.raises(UserError):
         remote(backoff=30.0, concurrency=2).compare(COMPARISONS[1:3])
     assert time.perf_counter() - start < 25
 
@@ -768,13 +727,13 @@ def test_pauses_double_and_follow_a_retry_after_header_up_to_a_minute(server, re
         7: {"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"},
     }
     server.answer = lambda body, number: (429, b"", headers.get(number, {}))
-    with pytest.raises(JudgeError):
+    with pytest.raises(UserError):
         remote(backoff=1.0, retries=8).compare(COMPARISONS[:1])
     assert pauses == [1, 2, 4, 8, 7, 60, 60, 60]
 
 
 def test_an_endpoint_that_cannot_be_reached_is_an_error_after_the_last_retry(remote):
-    with pytest.raises(JudgeError, match=r"gave no answer \(ConnectError: .*3 requests"):
+    with pytest.raises(UserError, match=r"gave no answer \(ConnectError: .*3 requests"):
         remote(base_url="http://127.0.0.1:1/v1").compare(COMPARISONS[:1])
 
 
@@ -784,7 +743,7 @@ def test_an_answer_that_takes_too_long_is_an_error(server, remote):
         return 200, decision("Tie"), {}
 
     server.answer = answer
-    with pytest.raises(JudgeError, match=r"gave no answer \(ReadTimeout"):
+    with pytest.raises(UserError, match=r"gave no answer \(ReadTimeout"):
         remote(timeout=0.1, retries=0).compare(COMPARISONS[:1])
 
 
@@ -792,7 +751,7 @@ def test_an_answer_that_takes_too_long_is_an_error(server, remote):
 def test_the_key_is_masked_in_errors_that_repeat_it(server, remote, caplog, status):
     caplog.set_level(logging.DEBUG)
     server.answer = lambda body, number: (status, {"error": {"message": f"wrong key: {KEY}"}}, {})
-    with pytest.raises(JudgeError) as error:
+    with pytest.raises(UserError) as error:
         remote().compare(COMPARISONS[:1])
     assert KEY not in str(error.value)
     assert "wrong key: [key]" in str(error.value)
@@ -811,3 +770,10 @@ def test_the_key_is_in_no_log_judgment_figure_or_description(server, remote, cap
 def test_an_empty_message_is_an_unparsable_judgment(server, remote):
     server.answer = lambda body, number: (200, {"choices": [{"message": {"content": None}}]}, {})
     assert remote().compare(COMPARISONS[:1]) == [UNPARSABLE]
+
+
+def test_a_judgment_is_stored_without_the_white_space_around_it(server, remote):
+    server.answer = lambda body, number: (200, decision("Tie\n\n"), {})
+    judge = remote()
+    assert judge.compare(COMPARISONS[:1]) == [TIE]
+    assert judge.texts[0]["text"].endswith("the final decision is Tie")

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
+from components.config import UserError
 from components.data.records import answer_id
 from components.evaluation.contests import Contest, pooled_figures
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.evaluation.winrate import Verdict, win_rate
-from components.results import ResultError
 from tests.support.contests import LOSS, TIE, WIN, contest
 
 FIRST, SECOND, TIED, UNPARSABLE = Verdict
@@ -33,7 +33,7 @@ def test_a_contest_is_read_as_it_was_written(tmp_path):
 
 def test_a_contest_with_another_number_of_verdicts_than_prompts_is_refused_by_its_path(tmp_path):
     path = stored(tmp_path, original=["tie"])
-    with pytest.raises(ResultError, match=r"'prompts': 2, 'original': 1.*start a new run") as error:
+    with pytest.raises(UserError, match=r"'prompts': 2, 'original': 1.*start a new run") as error:
         Contest.read(path)
     assert str(path) in str(error.value)
 
@@ -41,7 +41,7 @@ def test_a_contest_with_another_number_of_verdicts_than_prompts_is_refused_by_it
 def test_a_contest_of_an_earlier_version_is_refused_with_the_remedy(tmp_path):
     path = tmp_path / "seed-0.json"
     path.write_text('{"prompts": ["p"], "verdicts": ["tie"], "consistency": 1.0}')
-    with pytest.raises(ResultError, match=r"schema_version None.*the version that wrote it, or start a new"):
+    with pytest.raises(UserError, match=r"schema_version None.*the version that wrote it, or start a new"):
         Contest.read(path)
 
 
@@ -139,6 +139,42 @@ def test_several_answers_to_a_prompt_are_one_unit_of_the_intervals():
     assert figures.single_order.low == figures.low
 
 
+STYLE = {"headings": [1, 0, -1, 0, 2, 0], "list_items": [0] * 6, "bold": [0, 3, 0, 0, -1, 1]}
+
+
+def test_a_contest_with_differences_of_style_has_its_rate_at_equal_style_too():
+    plain = contest([*VERDICTS, UNPARSABLE], ours=[*OURS, 99], theirs=[*THEIRS, 1])
+    style = {name: [*values, 9] for name, values in STYLE.items()}
+    figures = plain.model_copy(update={"style": style}).figures(300, 7)
+    expected = fit_length_controlled_rate([1, 1, 0, 0.5, 1, 0], OURS, THEIRS, 300, 7, style=STYLE)
+    assert figures.style_controlled == expected.rate != figures.length_controlled
+    assert (figures.style_controlled_low, figures.style_controlled_high) == (expected.low, expected.high)
+    assert figures.style_effects == {"length": expected.effect} | expected.style_effects
+    without = {"style_controlled", "style_controlled_low", "style_controlled_high", "style_effects"}
+    assert figures.model_dump(exclude=without) == plain.figures(300, 7).model_dump(exclude=without)
+    assert plain.figures(300, 7).style_controlled is None
+
+
+def test_the_differences_of_style_are_stored_with_one_value_for_each_pair(tmp_path):
+    written = contest(VERDICTS, ours=OURS, theirs=THEIRS, style=STYLE).write(tmp_path / "contest.json")
+    assert Contest.read(tmp_path / "contest.json") == written
+    assert written.combined()["style"] == STYLE
+    assert "style" not in contest(VERDICTS).combined()
+    with pytest.raises(UserError, match="'bold': 1"):
+        Contest.read(stored(tmp_path, style={"bold": [1]}))
+
+
+def test_a_judge_that_is_measured_gives_the_rate_without_its_errors():
+    """62.5% of wins with ties half, 9 of 10 held-out pairs right: q is 10 / 12."""
+    judge = {"judge_accuracy": 0.9, "judge_held_out_pairs": 10.0}
+    figures = contest([WIN, WIN, TIE, LOSS]).figures(100, judge=judge)
+    assert figures.corrected == pytest.approx((0.625 + 10 / 12 - 1) / (2 * 10 / 12 - 1))
+    assert figures.corrected_low < 0.5 < figures.corrected_high
+    assert contest([WIN, WIN, TIE, LOSS]).figures(100).corrected is None
+    at_chance = judge | {"judge_accuracy": 0.5}
+    assert contest([WIN, WIN, TIE, LOSS]).figures(100, judge=at_chance).corrected is None
+
+
 # --- seeds
 
 
@@ -177,8 +213,25 @@ def test_intervals_of_several_seeds_are_over_the_seeds_too():
 
 
 def test_the_figures_of_one_seed_pooled_are_its_own():
-    one = contest(VERDICTS, ours=OURS, theirs=THEIRS)
-    assert pooled_figures({3: one}, 300, 7) == one.figures(300, 7)
+    one = contest(VERDICTS, ours=OURS, theirs=THEIRS, style=STYLE)
+    judge = {"judge_accuracy": 0.9, "judge_held_out_pairs": 10.0}
+    assert pooled_figures({3: one}, 300, 7, [judge]) == one.figures(300, 7, judge)
+
+
+def test_the_rate_at_equal_style_is_that_of_all_seeds_answers_with_an_interval_over_seeds():
+    prompts = [f"p{n}" for n in range(60)]
+    headings = {"headings": [1, 0, -1] * 20, "list_items": [0, 1] * 30, "bold": [0] * 60}
+    seeds = {
+        n: contest([one, TIE, LOSS] * 20, prompts, ours=[5, 7, 6, 3] * 15, style=headings)
+        for n, one in enumerate((WIN, LOSS, LOSS))
+    }
+    figures = pooled_figures(seeds, 200)
+    alone = Contest.pooled(seeds).figures(200)
+    assert figures.style_controlled == alone.style_controlled
+    assert figures.style_effects == alone.style_effects
+    assert figures.style_controlled_low < alone.style_controlled_low, "the seeds vary too"
+    mixed = pooled_figures(seeds | {3: contest([WIN] * 60, prompts)}, 200)
+    assert mixed.style_controlled is None, "a seed without differences of style"
 
 
 def test_the_rate_at_equal_length_is_that_of_all_seeds_answers_together():

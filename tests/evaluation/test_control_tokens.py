@@ -4,17 +4,18 @@ import json
 import re
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from components.config import BackboneConfig
 from components.data.data_report import read_report
 from components.data.records import DataError
-from components.evaluation.control_tokens import ControlTokens
+from components.evaluation.control_tokens import ControlTokens, find_control_tokens
 from components.models.backbone import fetch_backbone
 from components.models.policy import PolicyTexts
 from components.models.tokens import control_tokens
-from components.preview import preview_data
 from components.recipes import load_recipe
+from components.recipes.data_preview import preview_data
 from tasks import data as tasks
 from tests.support.sources import prepared_rows
 
@@ -113,6 +114,40 @@ def test_special_tokens_without_a_role_or_a_turn_are_text(tmp_path):
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
 
 
+def test_tokens_that_end_a_completion_by_the_generation_settings_are_found(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(fetch_backbone("tiny-random"))
+    tokenizer.add_tokens([AddedToken(f"<|{name}|>", special=True) for name in ("eom", "file")])
+    tokenizer.save_pretrained(tmp_path / "model")
+    AutoConfig.from_pretrained(fetch_backbone("tiny-random")).save_pretrained(tmp_path / "model")
+    stops = [tokenizer.convert_tokens_to_ids(token) for token in ("<|eom|>", "a")]
+    GenerationConfig(eos_token_id=stops).save_pretrained(tmp_path / "model")
+    loaded = recipe(tmp_path, rows({"chosen": "Over.<|eom|>"}), f"policy.backbone.name={tmp_path / 'model'}")
+    assert not {"<|file|>", "a"} & set(find_control_tokens(loaded).models)
+    with pytest.raises(DataError, match=r"'<\|eom\|>' of policy"):
+        preview_data(loaded)
+
+
+JOINED = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}"
+"""A template that puts its tokens together, as that of Phi-4-mini."""
+NEEDS_MODE = "{% if mode is not defined %}{{ raise_exception('mode?') }}{% endif %}" + JOINED
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(("template", "arguments"), [(JOINED, {}), (NEEDS_MODE, {"mode": 1})])
+def test_tokens_that_a_template_puts_together_are_found(special, template, arguments, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(fetch_backbone("tiny-random"))
+    marks = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+    tokenizer.add_tokens([AddedToken(token, special=special, normalized=False) for token in marks])
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "model")
+    settings = ["policy.template=thoughts/policy", f"policy.chat_template_kwargs={arguments}"]
+    settings += [f"policy.backbone.name={tmp_path / 'model'}"]
+    loaded = recipe(tmp_path, rows({"prompt": "Where?<|system|>Agree.<|user|>Now?"}), *settings)
+    assert set(marks) <= set(find_control_tokens(loaded).models)
+    with pytest.raises(DataError, match="hold control tokens"):
+        preview_data(loaded)
+
+
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [
@@ -120,10 +155,11 @@ def test_special_tokens_without_a_role_or_a_turn_are_text(tmp_path):
         ("</s></s>", "< /s>< /s>"),
         ("<<s>s>", "<< s>s>"),
         ("¤", ""),
+        (" <pad>.", "< pad>."),  # the space belongs to the token
         ("<¤s>", "< s>"),  # which appears when the other one is left out
     ],
 )
 def test_an_escaped_text_has_no_token_left(text, escaped):
-    tokens = ControlTokens(dict.fromkeys(["<|im_end|>", "<s>", "</s>", "¤"], "policy"))
+    tokens = ControlTokens(dict.fromkeys(["<|im_end|>", "<s>", "</s>", "¤", " <pad>"], "policy"))
     assert tokens.escape(text) == escaped
     assert not tokens.pattern.search(escaped)

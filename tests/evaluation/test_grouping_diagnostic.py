@@ -6,7 +6,7 @@ import pytest
 
 from components.evaluation.diagnostics.diagnostic import DiagnosedRun
 from components.evaluation.diagnostics.grouping_diagnostic import GroupingDiagnostic, loss_map
-from components.results import OutcomeRecord
+from components.results import Outcome
 from tests.support.diagnostics import RecordingSink
 from tests.support.results import client_record, federation_result, step_record
 
@@ -89,7 +89,7 @@ def test_a_step_that_does_not_group_is_not_logged(sink, record):
 
 @pytest.fixture
 def grouped():
-    outcome = OutcomeRecord(kind="selector-ensemble", adapters={}, assignment=RIGHT)
+    outcome = Outcome(trained_model="selector", votes=True, assignment=RIGHT)
     return federation_result(records=RECORDS, outcome=outcome)
 
 

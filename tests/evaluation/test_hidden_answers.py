@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from components.data.records import DataError
-from components.evaluation.equal_pairs import hidden_warnings
+from components.data.records import DataError, Pair
+from components.evaluation.pair_warnings import hidden_warnings
 from components.models.policy import PolicyTexts
-from components.preview import preview_data
 from components.recipes import load_recipe
+from components.recipes.data_preview import preview_data
 from tasks import data as tasks
 from tests.support.chat_templates import packaged, write_chat_policy
 from tests.support.sources import write_jsonl
@@ -46,6 +46,10 @@ def rows(answer, count=80, hidden=None):
     ]
 
 
+def warnings_of(recipe, data):
+    return hidden_warnings(recipe, [Pair(**row) for row in data])
+
+
 @pytest.fixture
 def recipe(tmp_path):
     def make(content, data, method="feddpo"):
@@ -70,7 +74,7 @@ def test_a_template_that_drops_a_part_of_all_answers_is_refused(case, recipe):
     content, answer = DROPPING[case]
     data = [row | {"rejected": f"{answer}?"} for row in rows(answer)]
     with pytest.raises(DataError, match=r"^80 of 80 pairs have an answer that .* does not write in full"):
-        hidden_warnings(recipe(content, data), data)
+        warnings_of(recipe(content, data), data)
 
 
 def test_the_template_of_the_distillations_of_r1_is_refused_by_check_and_by_a_run(recipe, tmp_path):
@@ -85,20 +89,30 @@ def test_the_template_of_the_distillations_of_r1_is_refused_by_check_and_by_a_ru
             with pytest.raises(DataError, match="thoughts before '</think>'"):
                 tasks.prepare_data.fn(loaded, tmp_path / "prepared", tmp_path / "trees")
         else:
-            assert hidden_warnings(loaded, data) == []
+            assert warnings_of(loaded, data) == []
+
+
+def test_an_answer_that_the_prompt_quotes_is_hidden_too(recipe):
+    content, answer = DROPPING["all before </think>"]
+    data = [
+        row | {"chosen": answer, "rejected": answer, "prompt": f"{n}: what is wrong in {answer!s}?"}
+        for n, row in enumerate(rows(answer))
+    ]
+    with pytest.raises(DataError, match="^80 of 80"):
+        warnings_of(recipe(content, data), data)
 
 
 @pytest.mark.parametrize("case", SHOWING)
 def test_a_template_that_writes_answers_is_not(case, recipe):
     content, answer = SHOWING[case]
-    assert hidden_warnings(recipe(content, rows(answer)), rows(answer)) == []
+    assert warnings_of(recipe(content, rows(answer)), rows(answer)) == []
 
 
 def test_some_of_such_answers_are_counted(recipe, tmp_path):
     content, answer = DROPPING["all before </think>"]
     data = rows(answer, hidden=30)
     loaded = recipe(content, data)
-    (warning,) = hidden_warnings(loaded, data)
+    (warning,) = warnings_of(loaded, data)
     assert warning.startswith("30 of 80 pairs have an answer")
     report = tasks.prepare_data.fn(loaded, tmp_path / "prepared", tmp_path / "trees")
     assert any("pairs have an answer" in text for text in report.warnings)
@@ -106,7 +120,7 @@ def test_some_of_such_answers_are_counted(recipe, tmp_path):
 
 def test_answers_that_the_policy_does_not_train_on_may_be_hidden(recipe):
     content, answer = DROPPING["all before </think>"]
-    assert hidden_warnings(recipe(content, rows(answer), "fedbis"), rows(answer)) == []
+    assert warnings_of(recipe(content, rows(answer), "fedbis"), rows(answer)) == []
 
 
 def test_what_is_trained_begins_with_a_beginning_of_what_is_sampled(recipe):

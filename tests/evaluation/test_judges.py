@@ -51,6 +51,14 @@ def judge_scripted(decide, ours=OURS, theirs=THEIRS):
     return judge_contest(judge, pairs(ours, theirs)), judge
 
 
+def test_a_contest_has_differences_of_style_where_they_are_asked_for():
+    judge = ScriptedJudge(prefer_good)
+    ours, theirs = ["# good\n\n- **a**", "good"], ["bad", "- bad\n- bad"]
+    contest = judge_contest(judge, pairs(ours, theirs), style_control=True)
+    assert contest.style == {"headings": [1, 0], "list_items": [1, -2], "bold": [1, 0]}
+    assert judge_contest(judge, pairs(ours, theirs)).style == {}
+
+
 # --- Public names
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from components.evaluation import length_control
-from components.evaluation.length_control import fit_length_controlled_rate
+from components.evaluation.length_control import estimate_equal_length, fit_length_controlled_rate
 from components.seeding import generator
 
 
@@ -198,3 +198,87 @@ def test_labels_of_one_prompt_are_drawn_together():
 def test_one_label_for_each_prompt_gives_the_interval_of_independent_labels():
     data = simulated(-0.4, 1.0, n=50)
     assert fit_length_controlled_rate(*data, 100, 1, range(50)) == fit_length_controlled_rate(*data, 100, 1)
+
+
+# --- style
+
+
+def test_the_rate_at_equal_style_by_hand(monkeypatch):
+    """With one heading more 3 of 4 win, with one less 2 of 4: logits of log 3 and 0, log 3 / 2 between."""
+    monkeypatch.setattr(length_control, "PENALTY", 1e-12)
+    labels = [1, 1, 1, 0, 1, 1, 0, 0]
+    style = {"headings": [1] * 4 + [-1] * 4}
+    estimate = fit_length_controlled_rate(labels, [5] * 8, [5] * 8, 100, style=style)
+    assert estimate.rate == pytest.approx(math.sqrt(3) / (1 + math.sqrt(3)))
+    deviation = math.sqrt(8 / 7)
+    assert estimate.style_effects == pytest.approx({"headings": math.log(3) / 2 / math.tanh(1 / deviation)})
+    assert estimate.effect == 0
+
+
+def styled(soft=False, n=600, seed=0):
+    """Lengths, and headings of which there are more in longer responses; the judge prefers headings."""
+    numbers = generator(seed, "style")
+    headings = numbers.integers(-3, 4, n)
+    lists = numbers.integers(-1, 2, n)
+    d = headings * 100 + np.round(numbers.normal(0, 100, n)).astype(int)
+    x, h, b = (np.tanh(one / one.std(ddof=1)) for one in (d, headings, lists))
+    p = logistic(-0.4 + 0.3 * x + 2.0 * h - 0.5 * b)
+    labels = p if soft else (numbers.random(n) < p).astype(float)
+    return (labels, 900 + d, np.full(n, 900)), {"headings": headings, "lists": lists}
+
+
+def test_soft_labels_of_the_model_with_style_are_fitted_exactly(monkeypatch):
+    monkeypatch.setattr(length_control, "PENALTY", 0.0)
+    data, style = styled(soft=True)
+    estimate = fit_length_controlled_rate(*data, 100, style=style)
+    assert estimate.rate == pytest.approx(logistic(-0.4), abs=1e-8)
+    assert estimate.effect == pytest.approx(0.3, abs=1e-7)
+    assert estimate.style_effects == pytest.approx({"headings": 2.0, "lists": -0.5}, abs=1e-7)
+
+
+def test_what_a_judge_prefers_in_style_is_not_taken_for_length():
+    data, style = styled()
+    estimate = fit_length_controlled_rate(*data, 200, style=style)
+    assert estimate.effect == pytest.approx(0.3, abs=0.4)
+    assert fit_length_controlled_rate(*data, 200).effect > 1
+    assert estimate.low < logistic(-0.4) < estimate.high
+
+
+def test_a_difference_of_style_that_is_0_in_all_pairs_is_left_out():
+    data = simulated(-0.4, 1.0, n=100)
+    estimate = fit_length_controlled_rate(*data, 100, style={"headings": [0] * 100})
+    alone = fit_length_controlled_rate(*data, 100)
+    assert estimate.style_effects == {"headings": 0.0}
+    expected = (alone.rate, alone.low, alone.high, alone.effect)
+    assert (estimate.rate, estimate.low, estimate.high, estimate.effect) == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_difference_of_style_that_all_pairs_share_leaves_the_rate_undetermined():
+    estimate = fit_length_controlled_rate(*simulated(0, 1.0, n=20), 100, style={"headings": [1] * 20})
+    assert math.isnan(estimate.rate)
+    assert math.isnan(estimate.low)
+    assert math.isnan(estimate.style_effects["headings"])
+    assert math.isnan(
+        fit_length_controlled_rate([], [], [], style={"headings": []}).style_effects["headings"]
+    )
+
+
+def test_the_effects_stay_finite_where_style_alone_separates_wins_from_losses():
+    headings = [1, 2, 1, -1, -1, -2]
+    style = {"headings": headings, "bold": [2 * n for n in headings]}
+    estimate = fit_length_controlled_rate([1, 1, 1, 0, 0, 0], [9, 3, 4, 8, 2, 5], [5] * 6, 200, style=style)
+    assert 1 < estimate.style_effects["headings"] < 100
+    assert estimate.style_effects["bold"] == pytest.approx(estimate.style_effects["headings"])
+    assert 0 <= estimate.low <= estimate.rate <= estimate.high <= 1
+
+
+def test_the_variance_over_seeds_and_prompts_is_that_of_the_bootstrap_at_equal_style():
+    data, style = styled()
+    seeds = [n % 20 for n in range(600)]
+    estimate = estimate_equal_length(*data, list(range(600)), seeds, style)
+    fitted = fit_length_controlled_rate(*data, 1000, style=style)
+    assert estimate.value == fitted.rate
+    deviation = math.sqrt(
+        sum(one.variance for one in estimate.components) * 4 * fitted.rate * (1 - fitted.rate)
+    )
+    assert deviation == pytest.approx((fitted.high - fitted.low) / 3.92, rel=0.25)

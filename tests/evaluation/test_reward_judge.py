@@ -5,7 +5,7 @@ import pytest
 from datasets import Dataset
 
 from components.config import RecipeError, UserError
-from components.data.records import DataError, read_rows
+from components.data.records import DataError, read_pairs, read_rows
 from components.evaluation.contests import judge_contest
 from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.judges.pair_reward import JudgeReward
@@ -14,7 +14,7 @@ from components.evaluation.winrate import Verdict
 from components.learning import reward_model
 from components.learning.selector_training import score_pairs
 from components.models.backbone import BackboneError
-from components.models.rewards.reward_section import RewardError, RewardResources
+from components.models.rewards.reward_section import RewardResources
 from components.models.selector import Comparison
 from components.recipes import load_recipe
 from tests.support import reward_functions
@@ -153,7 +153,7 @@ def test_a_judge_that_cannot_be_built_is_refused_with_the_recipe(settings, messa
 @pytest.mark.parametrize(
     ("reward", "error", "message"),
     [
-        ({"kind": "function", "name": "math:sqrt"}, RewardError, "evaluation.judge.reward failed"),
+        ({"kind": "function", "name": "math:sqrt"}, UserError, "evaluation.judge.reward failed"),
         ({"name": "/no/such/folder"}, BackboneError, "'/no/such/folder'.*could not be loaded"),
     ],
 )
@@ -184,12 +184,13 @@ def test_a_function_needs_no_pairs(without_held_out):
 
 def test_the_judge_as_a_reward_scores_pairs_by_half_of_its_log_odds(debug, prepared, tmp_path):
     section = debug.evaluation.judge
-    pairs = read_rows(prepared / "judge.parquet", split="test")
-    scores, figures = JudgeReward().score_pairs(pairs, RewardResources(prepared, tmp_path, 0, "cpu", section))
+    pairs = read_pairs(prepared / "judge.parquet", split="test")
+    made = JudgeReward().prepare(RewardResources(prepared, tmp_path, 0, "cpu", section))
+    scores = JudgeReward().load_pair_scorer(debug, "cpu", made.folder)(pairs)
     judge = section.build(JudgeResources(prepared, tmp_path, 0, "cpu"))
     odds = score_pairs(judge.selector, pairs).mean(axis=0)
     np.testing.assert_array_equal(scores, np.stack([odds / 2, -odds / 2], axis=1))
-    assert figures == {}
+    assert made.figures == {}
 
 
 def test_a_judge_without_log_odds_is_refused_as_a_reward(debug):
@@ -200,5 +201,5 @@ def test_a_judge_without_log_odds_is_refused_as_a_reward(debug):
 
 
 def test_all_refusals_are_errors_of_the_user():
-    assert issubclass(RewardError, UserError)
+    assert issubclass(UserError, UserError)
     assert issubclass(BackboneError, UserError)

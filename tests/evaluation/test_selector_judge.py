@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from components.data.records import DataError, read_rows
+from components.data.records import DataError, read_pairs
 from components.data.templates import load as load_template
 from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.winrate import Verdict
@@ -61,11 +61,11 @@ def test_a_judge_is_trained_once_and_then_read_from_the_cache(section, prepared,
 
 def test_a_judge_is_trained_on_the_judges_training_pairs_alone(section, prepared, tmp_path, trainings):
     section.build(JudgeResources(prepared, tmp_path, 0, "cpu"))
-    assert {(row["client_id"], row["split"]) for row in trainings[0]} == {("judge", "train")}
+    assert {(pair.client_id, pair.split) for pair in trainings[0]} == {("judge", "train")}
 
 
 def test_the_figures_of_a_judge_are_its_accuracy_on_held_out_pairs_and_their_number(judge, prepared):
-    held_out = read_rows(prepared / "judge.parquet", split="test")
+    held_out = read_pairs(prepared / "judge.parquet", split="test")
     assert 0 <= judge.figures["judge_accuracy"] <= 1
     assert {"judge_accuracy/common", "judge_accuracy/own"} <= judge.figures.keys()
     assert judge.figures["judge_pairs"] == 6
@@ -93,7 +93,7 @@ def test_the_accuracy_is_measured_on_pairs_that_the_judge_was_not_trained_on(
 
     monkeypatch.setattr(selector_training, "score_pairs", record_and_score)
     section.build(JudgeResources(prepared, tmp_path, 0, "cpu"))
-    assert {row["split"] for row in measured} == {"test"}
+    assert {pair.split for pair in measured} == {"test"}
     assert len(measured) == 4
 
 

@@ -1,12 +1,11 @@
 """Win rates and their bootstrap intervals."""
 
 import math
-from collections import Counter
 
 import numpy as np
 import pytest
 
-from components.evaluation.winrate import Verdict, draw_rows, win_rate
+from components.evaluation.winrate import Verdict, draw_units, win_rate
 
 FIRST, SECOND, TIE, UNPARSABLE = Verdict
 
@@ -85,49 +84,7 @@ def test_unparsable_answers_leave_the_others_of_their_prompt():
     assert (rate.low, rate.high) == (0.0, 1.0)
 
 
-# --- seeds
-
-
-def rows_of_seeds(seeds, prompts, common):
-    """Index of the unit and of the seed of each row: each seed has so many prompts, common or its own."""
-    units = [n if common else seed * prompts + n for seed in range(seeds) for n in range(prompts)]
-    return np.array(units), np.repeat(np.arange(seeds), prompts)
-
-
-def test_prompts_of_a_single_seed_are_drawn_with_replacement():
-    units, seeds = np.array([0, 0, 1, 2]), np.zeros(4, dtype=int)
-    counts = draw_rows(units, seeds, 50, np.random.default_rng(0))
+def test_units_are_drawn_with_replacement():
+    units = np.array([0, 0, 1, 2])
+    counts = draw_units(units, 50, np.random.default_rng(0))
     assert (counts == np.random.default_rng(0).multinomial(3, [1 / 3] * 3, size=50)[:, units]).all()
-
-
-def test_prompts_that_seeds_have_in_common_are_drawn_once_for_all_of_them():
-    counts = draw_rows(*rows_of_seeds(3, 5, common=True), 400, np.random.default_rng(0)).reshape(400, 3, 5)
-    of_seed = counts.sum(axis=2) / 5
-    of_prompt = counts.sum(axis=1) / 3
-    assert (counts == of_seed[:, :, None] * of_prompt[:, None]).all()
-    assert counts.mean(axis=0) == pytest.approx(np.ones((3, 5)), abs=0.25)
-
-
-def test_prompts_of_one_seed_each_are_drawn_within_each_drawn_seed():
-    counts = draw_rows(*rows_of_seeds(3, 5, common=False), 400, np.random.default_rng(0)).reshape(400, 3, 5)
-    drawn = counts.sum(axis=2)
-    assert (drawn % 5 == 0).all()
-    assert (drawn.sum(axis=1) == 15).all()
-    assert {0, 5, 10, 15} == set(drawn.flatten().tolist())
-    twice = counts[drawn == 10]
-    assert (twice % 2).any(), "a seed that is drawn twice draws its prompts twice"
-
-
-def test_an_interval_over_seeds_covers_the_rate_more_often_than_one_over_answers():
-    """Eight seeds whose rates differ by more than 20 answers of each would."""
-    numbers = np.random.default_rng(0)
-    covered = Counter()
-    for trial in range(100):
-        rates = numbers.uniform(0.3, 0.7, size=8)
-        verdicts = [FIRST if numbers.random() < rate else SECOND for rate in rates for _ in range(20)]
-        prompts = list(range(160))
-        for name, seeds in (("seeds", [n // 20 for n in prompts]), ("answers", None)):
-            rate = win_rate(verdicts, 300, trial, prompts, seeds)
-            covered[name] += rate.low <= 0.5 <= rate.high
-    assert covered["seeds"] >= 85
-    assert covered["answers"] <= covered["seeds"] - 5

@@ -8,9 +8,16 @@ import torch
 
 from components.config import RecipeError
 from components.config.federation import AGGREGATORS
-from components.federation.aggregators.aggregator import Aggregator, Contributions
-from components.federation.aggregators.exact import ExactMean, truncated_mean
-from components.federation.aggregators.weighted import PaperMean, ParticipationMean, UniformMean
+from components.federation.aggregators import (
+    Aggregator,
+    Contributions,
+    ExactMean,
+    PaperMean,
+    ParticipationMean,
+    UniformMean,
+    sum_updates,
+    truncated_mean,
+)
 from components.federation.protocol import TrainJob
 from components.models.store import AdapterError
 from components.recipes import load_recipe
@@ -31,7 +38,7 @@ def contribute(store, adapters, weights=WEIGHTS, clients=CLIENTS):
     received = store.put(next(iter(adapters.values())))
     updates = []
     for name, adapter in adapters.items():
-        job = TrainJob(client=name, round=0, seed=1, adapter=received)
+        job = TrainJob(client=name, round=0, seed=1, adapters=(received,))
         updates.append(make_update(job, store.put(adapter)))
     return Contributions(store, updates, [weights[name] for name in adapters], clients)
 
@@ -58,11 +65,20 @@ def combine(aggregator, contributions, server=None):
     ids=["participation", "paper", "uniform"],
 )
 def test_a_linear_aggregator_is_the_sum_by_its_weights(contributions, aggregator, weights):
-    assert aggregator.client_weights(contributions) == pytest.approx(weights)
     combined, metrics = combine(aggregator, contributions)
     expected = torch.tensor(weights) @ torch.tensor(list(TRAINED.values()))
     assert combined["a"].tolist() == pytest.approx(expected.tolist())
     assert metrics == {"weight_sum": pytest.approx(sum(weights))}
+
+
+@pytest.mark.parametrize("aggregator", [ParticipationMean(), PaperMean(), UniformMean()])
+def test_a_client_that_was_asked_for_a_sum_and_failed_counts_as_not_sampled(contributions, aggregator):
+    shares = dict(zip(contributions.names, contributions.weights, strict=True))
+    asked = aggregator.client_weights({**shares, "of no answer": 0.1}, CLIENTS)
+    combined, metrics = aggregator.finish({}, sum_updates(contributions.store, contributions.updates, asked))
+    expected, expected_metrics = combine(aggregator, contributions)
+    assert combined["a"].tolist() == pytest.approx(expected["a"].tolist())
+    assert metrics == pytest.approx(expected_metrics)
 
 
 # --- clusters (eq. 6)

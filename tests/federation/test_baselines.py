@@ -4,14 +4,13 @@ import pytest
 
 from components.config import DpoObjective, FederationConfig, RecipeError
 from components.config.local_objectives import SelectorObjective, SftObjective
-from components.federation.method import method_of
 from components.recipes import load_recipe
 from tests.support.bound_methods import bind_method, get_values, play_round, small_federation
 
 METHODS = {
-    "fedavg": (SftObjective, "policy", "shared-policy"),
-    "feddpo": (DpoObjective, "policy", "shared-policy"),
-    "fedbis": (SelectorObjective, "selector", "selector-ensemble"),
+    "fedavg": (SftObjective, "policy"),
+    "feddpo": (DpoObjective, "policy"),
+    "fedbis": (SelectorObjective, "selector"),
 }
 TRAINED = {"ada": [1.0, 0.0], "bea": [0.0, 4.0]}
 
@@ -25,11 +24,12 @@ def federation(store):
 def test_a_method_names_its_local_objective_and_the_model_that_it_trains_on_which_alone_it_depends(
     name, debug
 ):
-    objective, model, _ = METHODS[name]
-    method = method_of(FederationConfig(method=name))
-    assert isinstance(method.local_objective, objective)
-    assert method.trained_model == model
-    assert method.recipe_sections(debug) == [model, "federation"]
+    objective, model = METHODS[name]
+    federation = FederationConfig(method=name)
+    assert isinstance(federation.options.local().objective, objective)
+    assert federation.options.trained_model == model
+    recipe = debug.model_copy(update={"federation": federation})
+    assert recipe.rounds_sections == [model, "federation"]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -55,7 +55,7 @@ def test_adapters_are_averaged_by_the_clients_shares_of_the_pairs(name, store, f
 def test_all_clients_use_the_one_adapter_that_the_rounds_end_with(name, store, federation):
     bound = bind_method(store, name, clients_per_round=2)
     outcome = bound.outcome(bound.start(federation, 0))
-    assert outcome.kind == METHODS[name][2]
+    assert (outcome.votes, outcome.clients) == (METHODS[name][1] == "selector", [])
     assert list(outcome.adapters.values()) == [federation.initial]
     assert outcome.assignment == {}
     assert outcome.job_keys == {}

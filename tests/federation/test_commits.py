@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from unittest import mock
 
 import pytest
@@ -125,6 +126,22 @@ def test_commits_with_another_fingerprint_are_refused_by_file_and_fingerprints(c
     commits.write(make_state(commits, 1), make_record(1))
     with pytest.raises(CommitError, match=r"00001\.json .*recipe-1, this run has recipe-2.*new run"):
         latest(Commits(commits.folder, "recipe-2"))
+
+
+@pytest.mark.parametrize(
+    ("now", "change"),
+    [(["ada", "bea", "eve"], "eve joined"), ([], ""), (["bea"], "ada left"), (["eve", "fay"], None)],
+)
+def test_commits_of_other_clients_are_refused_by_who_joined_and_who_left(commits, now, change):
+    clients = tuple(
+        Client(name=name, training_pairs=1, validation_pairs=0, weight=0.5) for name in ("ada", "bea")
+    )
+    commits.write(make_state(commits, 1).model_copy(update={"clients": clients}), make_record(1))
+    change = "eve, fay joined and ada, bea left" if change is None else change
+    sentence = f"since it was written, {change}. A run keeps its clients" if change else "another recipe"
+    with pytest.raises(CommitError, match=re.escape(sentence)):
+        latest(Commits(commits.folder, "recipe-2", now))
+    assert latest(Commits(commits.folder, "recipe-1", ["ada", "bea"]))[0].step == 1
 
 
 def test_clearing_removes_commits_and_adapters(commits):

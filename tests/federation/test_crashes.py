@@ -12,7 +12,6 @@ import math
 
 import pytest
 
-from components.config.federation import METHODS
 from components.federation.clients.worker import build_trainer
 from components.recipes import load_recipe
 from tests.support.bare_loop import run_bare_loop
@@ -26,63 +25,10 @@ from tests.support.crashes import (
     stopped_after_commit,
 )
 from tests.support.long_tier import with_examples
+from tests.support.registries import TRAINED_METHODS
+from tests.support.variants import SMALL, VARIANTS
 
 pytestmark = pytest.mark.pipeline
-
-SMALL = [
-    "federation.rounds=2",
-    "federation.clients_per_round=2",
-    "federation.local_steps=1",
-    "federation.batch_size=2",
-    "policy.max_new_tokens=6",
-    "seed=4",  # the rounds sample ada and dan, ada and bea, cyd and dan
-]
-OBJECTIVES = [
-    "rewards={long: {kind: function, name: 'tests.support.reward_functions:score_length'},"
-    " vowels: {kind: function, name: 'tests.support.reward_functions:score_vowels'}}",
-    "federation.options={objectives: {long: [long], vowels: [vowels]}, ppo: {minibatch: 2, epochs: 1}}",
-]
-GROUPED = ["federation.method=fedbiscuit", "federation.rounds=4", "federation.keep_every=3"]
-PRIVATE = "federation.options={bottleneck: {width: 4}, reward_head: {width: 3}}"
-TWO_STEPS = "federation.local_steps=2"
-"""For methods that divide a round's steps."""
-SGD = "federation.optimizer={name: sgd, lr: 0.1, clip: null}"
-VARIANTS = {
-    "fedavg": ["federation.method=fedavg"],
-    "fedbis": ["federation.method=fedbis"],
-    "fedbiscuit": [*GROUPED, "federation.options={selectors: 3, warmup_rounds: 1, regroup_every: 1}"],
-    "fedbiscuit-paper": [
-        *GROUPED,
-        "federation.options={selectors: 3, warmup_rounds: 1, regroup_every: 1, grouping: paper, aggregator:"
-        " paper}",
-    ],
-    "feddpo": ["federation.method=feddpo"],
-    "ffa_lora": ["federation.method=ffa_lora"],
-    "fedprox": ["federation.method=fedprox", "federation.options={proximal: 0.1}"],
-    "fedopt": ["federation.method=fedopt"],
-    "fedamp": ["federation.method=fedamp"],
-    "fedcda": ["federation.method=fedcda", "federation.rounds=3", "federation.keep_every=2"],
-    "fedper": ["federation.method=fedper", "federation.options={shared_layers: 1}"],
-    "fedrep": ["federation.method=fedrep", TWO_STEPS],
-    "fedpdpo": ["federation.method=fedpdpo", PRIVATE, TWO_STEPS],
-    "perfedavg": ["federation.method=perfedavg", "federation.options={inner_steps: 1}", TWO_STEPS],
-    "drift-mst": [
-        "federation.method=drift",
-        "federation.options={variant: mst}",
-        "federation.rounds=3",
-        "federation.keep_every=3",
-    ],
-    "drift-sp": ["federation.method=drift", "federation.options={variant: sp, delta: 0.3}"],
-    "firm": ["federation.method=firm", *OBJECTIVES],
-    "firm-weights": [
-        "federation.method=firm",
-        *OBJECTIVES,
-        "federation.options.weights={long: 3, vowels: 1}",
-    ],
-    "fedcmoo": ["federation.method=fedcmoo", *OBJECTIVES],
-    "fednova": ["federation.method=fednova", SGD],
-    "scaffold": ["federation.method=scaffold", SGD],
-}
 
 
 class KilledRun:
@@ -127,8 +73,8 @@ class KilledRun:
         run_bare_loop(self.recipe, self.prepared, self.folder, self.trainer)
 
 
-EXAMPLES = ("fedavg", "fedbiscuit", "drift-mst", "fedpdpo", "scaffold", "firm")
-"""One adapter, clusters, an adapter per client, private modules, private states, and several objectives."""
+EXAMPLES = ("fedavg", "fedbiscuit", "drift-mst", "fedpdpo", "scaffold", "firm", "fedbis-protected")
+"""One adapter, clusters, an adapter per client, private modules, private states, objectives, and noise."""
 
 
 @pytest.mark.parametrize("variant", with_examples(VARIANTS, EXAMPLES))
@@ -152,5 +98,5 @@ def test_a_federation_that_is_killed_twice_ends_with_the_same_bytes(variant, pre
 
 def test_every_method_is_killed():
     methods = {load_recipe("debug", overrides).federation.method for overrides in VARIANTS.values()}
-    assert methods == set(METHODS.builtin)
+    assert methods == set(TRAINED_METHODS)
     assert len(methods) == 18

@@ -61,7 +61,7 @@ def test_each_client_trains_its_own_adapter_and_ends_with_it(store, federation):
     assert all(job.adapter_name == job.client for job in jobs)
     assert len(set(new.adapters.values())) == 5
     outcome = bound.outcome(new)
-    assert outcome.kind == "client-adapters"
+    assert outcome.has_client_policies
     assert outcome.adapters == new.adapters
 
 

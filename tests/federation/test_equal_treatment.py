@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from components.config import RecipeError
+from components.config.modules import StageLength
 from components.config.optimizer import RateDecay
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.federation.clients.rates import RateMemory
-from components.federation.method import method_of
-from components.federation.personalization import StageLength
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop, prepare_rewards
 from tests.support.long_tier import with_examples
@@ -70,7 +69,7 @@ def test_every_method_evaluates_as_many_gradients_in_a_round(method, accumulatio
     recipe = make_recipe(method, f"federation.optimizer.accumulation={accumulation}")
     gradients, update = count_gradients(open_loop(recipe, prepared, tmp_path))
     assert gradients == 6 * accumulation
-    assert gradients == method_of(recipe.federation).gradient_evaluations(recipe.federation, update.rows)
+    assert gradients == recipe.federation.options.local().gradient_evaluations(recipe.federation, update.rows)
 
 
 @pytest.mark.parametrize("method", with_examples(OPTIONS, EXAMPLES))
@@ -150,17 +149,17 @@ def test_private_modules_have_the_personal_rate_and_the_shared_adapter_the_metho
 @pytest.mark.parametrize("method", OPTIONS)
 def test_the_methods_own_rate_counts_and_not_the_optimizers(method):
     recipe = make_recipe(method, "federation.optimizer.lr=123", shared=0.25)
-    assert method_of(recipe.federation).learning_rate(recipe.federation) == 0.25
+    assert recipe.federation.options.local().learning_rate(recipe.federation) == 0.25
 
 
 def test_without_a_rate_of_its_own_a_method_has_that_of_the_optimizer():
     recipe = make_recipe("feddpo", "federation.options={}", "federation.optimizer.lr=0.125")
-    assert method_of(recipe.federation).learning_rate(recipe.federation) == 0.125
+    assert recipe.federation.options.local().learning_rate(recipe.federation) == 0.125
 
 
 def test_the_default_rates_of_private_modules_are_the_same():
     recipes = [make_recipe(method, "federation.options={}") for method in ("fedper", "fedrep", "fedpdpo")]
-    assert len({method_of(recipe.federation).personal_lr for recipe in recipes}) == 1
+    assert len({recipe.federation.options.local().personal_lr for recipe in recipes}) == 1
 
 
 # --- the decay

@@ -6,9 +6,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from components.config import FederationConfig, RecipeError
-from components.config.federation import MethodOptions
-from components.federation.method import AveragingMethod, method_of
+from components.config import RecipeError
+from components.federation.method import AveragingMethod
 from components.federation.protocol import build_federation, sent_adapters
 from components.federation.sampling import sample_clients
 from components.models.store import AdapterStore
@@ -201,15 +200,9 @@ def test_fedbis_is_federated_averaging_of_one_selector(store):
     bound = bind_method(store, "fedbis", 2, aggregator={"kind": "paper"})
     assert isinstance(bound.method, AveragingMethod)
     assert bound.method.trained_model == "selector"
-    assert bound.method.combiner.kind == "paper"
+    assert bound.method.aggregator.kind == "paper"
 
 
 def test_an_unknown_method_is_refused_with_the_nearest_name():
     with pytest.raises(RecipeError, match=r"federation\.method 'fedbi' is not known.*'fedbis'"):
         load_recipe("debug", ["federation.method=fedbi"])
-
-
-def test_options_that_build_no_strategy_are_refused():
-    config = FederationConfig(method="fedbis").model_copy(update={"options": MethodOptions()})
-    with pytest.raises(RecipeError, match=r"federation\.method 'fedbis' registers MethodOptions.*derive"):
-        method_of(config)

@@ -3,12 +3,12 @@
 import math
 
 import pytest
+import torch
 
 from components.config import RecipeError
 from components.recipes import load_recipe
-from components.results import Metrics
 from tests.support.bare_loop import open_loop, run_bare_loop
-from tests.support.bound_methods import bind_method, get_values, make_update, put_values, small_federation
+from tests.support.bound_methods import TENSOR, bind_method, get_values, make_update, small_federation
 
 START = [1.0, 0.0, -2.0]
 PAIRS = {"ada": 6, "bea": 2}
@@ -18,14 +18,22 @@ SGD = "federation.optimizer={name: sgd, lr: 0.1}"
 
 
 def play(store, method, steps, clients=("ada", "bea"), **options):
-    """The server's values after a round with these answers, and the metrics of the round."""
+    """The server's values after a round with these answers, and the metrics of the round.
+
+    A client of FedNova sends its movement divided by its steps, and their number.
+    """
     bound = bind_method(store, method, 2, **options)
     state = bound.start(small_federation(store, PAIRS, START, 2), 0)
     updates = []
     for job in bound.plan(state):
         if job.client in clients:
-            metrics = Metrics(scalars={"steps": float(steps[job.client])})
-            updates.append(make_update(job, put_values(store, TRAINED[job.client]), metrics=metrics))
+            sent = torch.tensor(TRAINED[job.client])
+            tensors = {TENSOR: sent}
+            if method == "fednova":
+                count = torch.tensor([float(steps[job.client])])
+                movement = (sent - torch.tensor(START)) / count
+                tensors = {f"movement/{TENSOR}": movement, "count/steps": count}
+            updates.append(make_update(job, store.put(tensors)))
     state = bound.aggregate(state, updates)
     return get_values(store, state.adapters["policy"]), state.metrics.scalars
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from components.config import RecipeError
-from components.data.records import read_rows
-from components.federation.clients.private import PrivateStore, PrivateStoreError, private_root
+from components.config import RecipeError, UserError
+from components.data.records import read_pairs
+from components.federation.clients.private import PrivateStore, private_root
 from components.learning.loop import TrainingError, train
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop
@@ -86,7 +86,7 @@ def copied(fedpdpo, tmp_path):
 
 @pytest.fixture
 def held_out_rows(prepared):
-    return read_rows(prepared / "pairs.parquet", "ada", "test")
+    return read_pairs(prepared / "pairs.parquet", "ada", "test")
 
 
 # --- what is shared, and what stays
@@ -154,7 +154,7 @@ def test_a_clients_record_has_its_kept_bytes_its_steps_and_the_metrics_of_its_ob
 def test_the_outcome_names_each_clients_last_job(finished):
     outcome = finished.bound.outcome(finished.latest_state())
     job_keys = finished.latest_state().memory.job_keys
-    assert outcome.kind == "personalized-clients"
+    assert (outcome.own, outcome.has_client_policies) == ("modules", False)
     assert outcome.job_keys == {name: job_keys.get(name, "") for name in CLIENTS}
 
 
@@ -295,7 +295,7 @@ def test_the_explicit_reward_is_measured_where_there_is_a_reward_head(finished, 
 
 def test_margins_of_likelihoods_follow_from_those_of_log_ratios(fedpdpo, held_out_rows):
     scores = score(fedpdpo, held_out_rows, "ada")
-    encoded = [fedpdpo.trainer.resident.encode_pair(row) for row in held_out_rows]
+    encoded = [fedpdpo.trainer.resident.encode(*row.texts) for row in held_out_rows]
     reference = fedpdpo.trainer.reference_cache.completion_logprobs(fedpdpo.trainer.resident, encoded, 4)
     summed = scores.margins[0] + reference[:, 0] - reference[:, 1]
     assert scores.margins_by_metric["summed"][0] == pytest.approx(summed, abs=1e-6)
@@ -327,11 +327,11 @@ def remove_commits(loop, last):
 
 def test_without_a_clients_private_state_neither_its_measurement_nor_a_later_round_is_possible(without_ada):
     adapter = server_adapter(without_ada)
-    with pytest.raises(PrivateStoreError, match=r"no private state of client ada .*new run"):
+    with pytest.raises(UserError, match=r"no private state of client ada .*new run"):
         without_ada.trainer.load_client(adapter, without_ada.context("ada"))
     without_ada.trainer.load_client(adapter, without_ada.context("bea"))
     remove_commits(without_ada, last=1)
-    with pytest.raises(PrivateStoreError, match="client ada"):
+    with pytest.raises(UserError, match="client ada"):
         without_ada.run()
 
 
@@ -347,7 +347,7 @@ def test_private_state_of_another_run_is_refused(copied, prepared, tmp_path):
     shutil.rmtree(root)
     shutil.copytree(private_root(other.commits.folder), root)
     for client in copied.latest_state().memory.job_keys:
-        with pytest.raises(PrivateStoreError, match=f"client {client}"):
+        with pytest.raises(UserError, match=f"client {client}"):
             copied.trainer.load_client(server_adapter(copied), copied.context(client))
 
 

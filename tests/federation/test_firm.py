@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from components.config import RecipeError
-from components.data.records import read_clients, read_rows
+from components.data.records import Pair, read_clients, read_pairs
 from components.federation.clients.context import ClientContexts, rewards_folder
 from components.federation.clients.multi_objective_trainer import unique_prompts
 from components.federation.clients.private import private_root
-from components.federation.method import method_of
+from components.federation.local import rewarded_adapters
 from components.federation.methods.fedcmoo import FedCmoo
 from components.federation.methods.firm import Firm
 from components.federation.multi_objective import gram_matrix, mean_distance
-from components.federation.protocol import Client, Federation, GradientJob, RewardsJob, TrainJob
+from components.federation.protocol import Client, Federation, GradientJob, TrainJob
 from components.learning import mgda
 from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.multi_objective_ppo import MultiObjectivePpo
@@ -124,7 +124,7 @@ def test_the_disagreement_of_the_clients_is_logged_by_the_server(finished):
 def test_the_outcome_is_one_policy_for_all_clients(finished):
     state = finished.latest_state()
     outcome = finished.bound.outcome(state)
-    assert outcome.kind == "shared-policy"
+    assert (outcome.clients, outcome.labels_pairs) == ([], False)
     assert outcome.adapters == {"policy": state.adapters["policy"]}
     assert outcome.job_keys == {}
 
@@ -195,14 +195,14 @@ def test_the_server_averages_the_adapters_remembers_the_jobs_and_has_the_hand_co
     assert scalars["update_drift"] == pytest.approx((5 + math.sqrt(9 + 4) + 2) / 3)
 
 
-def test_the_rewards_of_the_servers_policy_are_measured_with_the_same_seed_each_time(firm_round):
+def test_the_rewards_are_measured_of_the_servers_policy_or_of_each_clients(firm_round):
     store, new, _ = firm_round
-    bound = bind_objectives(store)
-    (job,) = bound.measure(new)
-    (later,) = bound.measure(new.model_copy(update={"round": 7}))
-    assert isinstance(job, RewardsJob)
-    assert (job.client, job.name, job.adapter) == ("", "rewards", new.adapters["policy"])
-    assert later.seed == job.seed
+    assert rewarded_adapters(new) == {"": new.adapters["policy"]}
+    apart = bind_objectives(store, options=", average_over: self").method
+    state = apart.start(new.federation, 0)
+    assert rewarded_adapters(state) == {"": state.initial}  # equal before the first round
+    trained = state.model_copy(update={"adapters": state.adapters | {"ada": new.adapters["policy"]}})
+    assert rewarded_adapters(trained) == trained.adapters
 
 
 # --- FIRM: a client
@@ -232,7 +232,7 @@ PPO = {
 def test_options_are_what_the_clients_train_by(method, options, expected):
     objectives = {"long": ["long"], "vowels": ["vowels"]}
     section = method.model_validate({"objectives": objectives, "ppo": PPO, **options})
-    objective = section.local_objective
+    objective = section.local().objective
     assert objective.ppo.model_dump(include=PPO.keys()) == PPO
     assert objective.objectives == objectives
     assert objective.model_dump(include=expected.keys()) == expected
@@ -262,14 +262,15 @@ def test_a_client_trains_by_the_reward_that_is_assigned_to_it(loop_of, contexts)
 
 def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
     loop = loop_of("firm", "", "federation.options.objectives={much: [long, vowels]}")
-    (job,) = loop.bound.measure(loop.initial_state())
-    measured = loop.run_job(job).metrics.scalars
+    initial = loop.federation.initial
     context = loop.contexts.open("")
+    measured = loop.trainer.measure_rewards(initial, context).scalars
+    seed = derive(loop.recipe.seed, "reward prompts")
     prompts = context.held_out_prompts(None, 0)
     trainer = loop.trainer
-    trainer.resident.slot.load(context.load_adapter(job.adapter))
-    ppo = method_of(loop.recipe.federation).ppo
-    rollout = sample_rollout(trainer.resident, prompts, {"much": score_length}, ppo, derive(job.seed, 0))
+    trainer.resident.slot.load(context.load_adapter(initial))
+    ppo = loop.recipe.federation.options.ppo
+    rollout = sample_rollout(trainer.resident, prompts, {"much": score_length}, ppo, derive(seed, 0))
     assert measured["much"] == pytest.approx(rollout.scores["much"].mean())
     assert measured["kl"] == pytest.approx(0, abs=1e-6)
     assert measured["prompts"] == len(prompts) == 3
@@ -277,7 +278,8 @@ def test_policies_are_measured_by_the_first_reward_of_an_objective(loop_of):
 
 def test_prompts_of_several_batches_are_answered_together_as_each_batch_would_be(loop_of, monkeypatch):
     loop = loop_of("firm", "", "federation.batch_size=2")
-    (job,) = loop.bound.measure(loop.initial_state())
+    initial = loop.federation.initial
+    seed = derive(loop.recipe.seed, "reward prompts")
     trainer = loop.trainer
     generate = trainer.resident.policy.generate
     answered = []
@@ -287,14 +289,14 @@ def test_prompts_of_several_batches_are_answered_together_as_each_batch_would_be
         return generate(prompts, *arguments, **options)
 
     monkeypatch.setattr(trainer.resident.policy, "generate", record)
-    measured = loop.run_job(job).metrics.scalars
-    assert answered == [3]
     context = loop.contexts.open("")
+    measured = trainer.measure_rewards(initial, context).scalars
+    assert answered == [3]
     prompts = context.held_out_prompts(None, 0)
-    trainer.resident.slot.load(context.load_adapter(job.adapter))
-    ppo = method_of(loop.recipe.federation).ppo
+    trainer.resident.slot.load(context.load_adapter(initial))
+    ppo = loop.recipe.federation.options.ppo
     scores = {"long": score_length}
-    batches = [(prompts[:2], derive(job.seed, 0)), (prompts[2:], derive(job.seed, 2))]
+    batches = [(prompts[:2], derive(seed, 0)), (prompts[2:], derive(seed, 2))]
     rollouts = [sample_rollout(trainer.resident, batch, scores, ppo, seed) for batch, seed in batches]
     assert measured["long"] == np.concatenate([rollout.scores["long"] for rollout in rollouts]).mean()
     assert measured["kl"] == (rollouts[0].kl * 2 + rollouts[1].kl) / 3
@@ -307,7 +309,7 @@ def test_a_client_starts_from_the_options_kl_and_trains_its_heads_at_their_rate(
     critic = f"estimator: {{critic_lr: {rate}}}"
     options = f"federation.options.ppo={{minibatch: 2, kl: 0.37, target_kl: null, {critic}}}"
     loop = loop_of("firm", "", options)
-    job = TrainJob(client="ada", round=0, seed=1, adapter=loop.federation.initial)
+    job = TrainJob(client="ada", round=0, seed=1, adapters=(loop.federation.initial,))
     result = loop.trainer.run(job, loop.contexts.open("ada"))
     assert result.metrics.scalars["kl_coefficient"] == 0.37
     state = loop.contexts.open("ada", job.key()).private_state()
@@ -315,7 +317,7 @@ def test_a_client_starts_from_the_options_kl_and_trains_its_heads_at_their_rate(
 
 
 def test_each_distinct_prompt_is_answered_once():
-    assert unique_prompts([{"prompt": "b"}, {"prompt": "a"}, {"prompt": "b"}]) == ["b", "a"]
+    assert unique_prompts([Pair(prompt, "", "") for prompt in "bab"]) == ["b", "a"]
 
 
 def test_a_client_without_prompts_is_refused():
@@ -395,7 +397,7 @@ def send_gradients(store, state, gradients):
     """Updates of clients, by client and objective."""
     updates = []
     for client, by_objective in gradients.items():
-        job = GradientJob(client=client, round=0, seed=1, adapter=state.federation.initial)
+        job = GradientJob(client=client, round=0, seed=1, adapters=(state.federation.initial,))
         tensors = {f"{name}/a": torch.tensor(values) for name, values in by_objective.items()}
         updates.append(make_update(job, store.put(tensors)))
     return updates
@@ -454,17 +456,17 @@ def test_a_clients_gradients_are_those_of_its_whole_batch_from_what_it_remembers
     loop = loop_of("fedcmoo")
     trainer = loop.trainer
     training = TrainJob(
-        client="ada", round=0, seed=1, adapter=loop.federation.initial, objective_weights=(0.5, 0.5)
+        client="ada", round=0, seed=1, adapters=(loop.federation.initial,), objective_weights=(0.5, 0.5)
     )
     trained = trainer.run(training, loop.contexts.open("ada")).tensors
     context = loop.contexts.open("ada", training.key())
-    job = GradientJob(client="ada", round=1, seed=5, adapter=loop.commits.store.put(trained))
+    job = GradientJob(client="ada", round=1, seed=5, adapters=(loop.commits.store.put(trained),))
     sent = trainer.run(job, context).tensors
 
     trainer.resident.slot.load(trained)
-    prompts = unique_prompts(read_rows(prepared / "pairs.parquet", "ada", "train"))
+    prompts = unique_prompts(read_pairs(prepared / "pairs.parquet", "ada", "train"))
     (batch,) = draw_minibatches(len(prompts), 4, 1, derive(5, "prompts"))
-    objective = method_of(loop.recipe.federation).build_objective(())
+    objective = loop.recipe.federation.options.build_objective(())
     state = context.private_state()
     rewards = {"long": score_length, "vowels": score_vowels}
     training = Training(1, 4, loop.recipe.federation.optimizer, seed=0)

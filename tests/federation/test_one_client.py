@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from components.config.federation import METHODS
 from components.recipes import load_recipe
 from tests.support import prepared as prepared_data
 from tests.support.bare_loop import run_bare_loop
+from tests.support.registries import TRAINED_METHODS
 
 SGD = ["federation.optimizer={name: sgd, lr: 0.1, clip: null}"]
 OBJECTIVES = [
@@ -43,7 +43,7 @@ def one_client(tmp_path_factory):
         return prepared_data.write_prepared(tmp_path_factory.mktemp("one-client"))
 
 
-@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("method", TRAINED_METHODS)
 def test_rounds_of_one_client_give_finite_numbers(method, one_client, tmp_path):
     recipe = load_recipe("debug", [f"federation.method={method}", *SMALL, *SETTINGS.get(method, [])])
     records = run_bare_loop(recipe, one_client, tmp_path).records

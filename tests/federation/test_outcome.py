@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 import torch
 
-from components.data.records import read_rows
-from components.federation.clients.private import PrivateStoreError
+from components.config import UserError
+from components.data.records import read_pairs
+from components.evaluation.accuracy import accuracy_report
 from components.federation.clients.worker import build_trainer
 from components.federation.outcome import (
-    OUTCOMES,
-    AlignedPolicy,
-    ClientAdapters,
-    OutcomeError,
-    SelectorEnsemble,
-    SharedPolicy,
-    load_outcome,
+    export_adapters,
+    export_policy,
+    generate_jobs,
+    kl_jobs,
+    measure_jobs,
     rows_by_client,
 )
-from components.federation.protocol import Generation
+from components.federation.protocol import Failure, Generation
 from components.federation.rounds import ask_clients
 from components.federation.transport import InProcessTransport
 from components.learning.kl import kl_to_reference
 from components.learning.pair_scores import PairFigures, pair_figures
 from components.models.adapters import read_adapter
 from components.models.backbone import find_active_dropout
-from components.models.generation import Completion
 from components.models.policy import client_adapter_folders
+from components.models.samples import Completion
 from components.recipes import load_recipe
-from components.results import OutcomeRecord
+from components.reporting.lines import accuracy_line
+from components.results import Outcome
 from components.seeding import derive
 from tests.support.adapters import random_tensors
 from tests.support.bare_loop import open_loop
@@ -64,7 +64,7 @@ def loops(prepared, tmp_path_factory):
 @pytest.fixture(scope="module")
 def own_rows(prepared):
     """The held-out pairs of two clients."""
-    return {name: read_rows(prepared / "pairs.parquet", name, "test") for name in ("ada", "bea")}
+    return {name: read_pairs(prepared / "pairs.parquet", name, "test") for name in ("ada", "bea")}
 
 
 def put_random(loop, seed):
@@ -74,38 +74,25 @@ def put_random(loop, seed):
 
 def ask(loop, jobs):
     transport = InProcessTransport(loop.recipe, loop.contexts, {"": loop.trainer})
-    return ask_clients(jobs, transport, loop.recipe.federation)
+    updates, _ = ask_clients(jobs, transport, loop.recipe.federation, quorum=1)
+    return {update.client: update.output for update in updates}
 
 
 def measure(loop, outcome, **settings):
     """The figures of all held-out pairs of ada and bea."""
-    jobs = outcome.measure_jobs("test", {"ada": None, "bea": None}, **settings)
+    jobs = measure_jobs(outcome, "test", {"ada": None, "bea": None}, **settings)
     return {name: PairFigures.model_validate(answer) for name, answer in ask(loop, jobs).items()}
 
 
 # --- all kinds
 
 
-def test_the_kind_of_a_record_names_its_class():
-    assert set(OUTCOMES.builtin) == {*METHODS, "aligned-policy"}
-    for kind in OUTCOMES.builtin:
-        outcome = OUTCOMES.load(kind)
-        assert outcome.kind == kind
-        assert isinstance(load_outcome(OutcomeRecord(kind=kind)), outcome)
-
-
-def test_an_unknown_kind_is_refused_and_a_single_policy_of_earlier_versions_is_a_shared_one():
-    with pytest.raises(OutcomeError, match=r"'forest' is not known.*shared-policy"):
-        load_outcome(OutcomeRecord(kind="forest"))
-    assert OutcomeRecord.model_validate({"kind": "single", "folder": "final"}).kind == "shared-policy"
-
-
 @pytest.mark.parametrize(("kind", "model"), [("selector-ensemble", "selector"), ("shared-policy", "policy")])
 def test_an_exported_adapter_is_a_peft_folder_of_the_trained_model(kind, model, loops, tmp_path):
     loop = loops[kind]
     digest = put_random(loop, 1)
-    outcome = load_outcome(OutcomeRecord(kind=kind, adapters={"one": digest}))
-    exported = outcome.export(tmp_path / "adapters", loop.recipe, loop.commits.store)
+    outcome = Outcome(trained_model=model, adapters={"one": digest})
+    exported = export_adapters(outcome, tmp_path / "adapters", loop.recipe, loop.commits.store)
     adapter, lora = read_adapter(tmp_path / exported["one"].folder)
     expected = loop.commits.store.get(digest)
     assert exported["one"].hash == digest
@@ -115,18 +102,37 @@ def test_an_exported_adapter_is_a_peft_folder_of_the_trained_model(kind, model, 
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_a_method_ends_with_its_outcome_and_a_client_measures_the_pairs_at_the_positions_alone(
+def test_a_method_ends_with_its_outcome_and_a_client_measures_as_many_pairs_as_it_is_asked(
     kind, loops, own_rows
 ):
     loop = loops[kind]
     state = loop.latest_state() if kind == "personalized-clients" else loop.initial_state()
-    record = loop.bound.outcome(state)
-    assert record.kind == kind
-    (job,) = load_outcome(record).measure_jobs("test", {"ada": [1]}, 3)
-    assert (job.client, job.round, job.positions) == ("ada", 3, (1,))
+    outcome = loop.bound.outcome(state)
+    assert outcome.votes == (outcome.trained_model == "selector") == (kind == "selector-ensemble")
+    assert outcome.has_client_policies == (kind == "client-adapters")
+    assert outcome.own == ("modules" if kind == "personalized-clients" else "")
+    assert outcome.clients == (
+        [] if kind in ("selector-ensemble", "shared-policy") else state.federation.names
+    )
+    (job,) = measure_jobs(outcome, "test", {"ada": 1}, 3)
+    assert (job.client, job.round, job.pairs) == ("ada", 3, 1)
     figures = PairFigures.model_validate(ask(loop, [job])["ada"])
     assert figures.pairs == 1
-    assert figures.domains == {own_rows["ada"][1]["domain"]: (1, figures.votes)}
+    (drawn,) = loop.contexts.open("ada").drawn_rows(job)
+    assert figures.domains == {drawn.domain: (1, figures.votes)}
+
+
+def test_a_client_draws_the_pairs_that_it_measures_by_the_seed_and_its_name(loops, own_rows):
+    contexts, (job,) = loops["shared-policy"].contexts, measure_jobs(Outcome(adapters={}), "test", {"ada": 1})
+    rows = own_rows["ada"]
+    draws = {}
+    for seed in range(12):
+        for client in ("ada", "bea"):
+            drawn = contexts.open(client).drawn_rows(job.model_copy(update={"seed": seed, "client": client}))
+            (draws[seed, client],) = [own_rows[client].index(row) for row in drawn]
+    assert len({draws[seed, "ada"] for seed in range(12)}) > 1
+    assert any(draws[seed, "ada"] != draws[seed, "bea"] for seed in range(12))
+    assert contexts.open("ada").drawn_rows(job.model_copy(update={"pairs": len(rows) + 1})) == rows
 
 
 # --- selectors
@@ -141,13 +147,14 @@ def ensemble(loops):
     return loop, {"selector-0": first, "selector-1": second, "selector-2": first}
 
 
-def selector_record(adapters, **fields):
-    return OutcomeRecord(kind="selector-ensemble", adapters=dict(reversed(adapters.items())), **fields)
+def voting(adapters, **fields):
+    reverse = dict(reversed(adapters.items()))
+    return Outcome(trained_model="selector", votes=True, adapters=reverse, **fields)
 
 
 def test_a_clients_figures_are_of_the_selectors_in_the_order_of_their_names(ensemble, own_rows):
     loop, adapters = ensemble
-    measured = measure(loop, SelectorEnsemble(selector_record(adapters, assignment={"ada": "selector-1"})))
+    measured = measure(loop, voting(adapters, assignment={"ada": "selector-1"}))
     scored = [loop.commits.store.get(adapters[name]) for name in sorted(adapters)]
     for name, rows in own_rows.items():
         scores = loop.trainer.score_pairs(rows, scored)
@@ -158,16 +165,8 @@ def test_a_clients_figures_are_of_the_selectors_in_the_order_of_their_names(ense
 def test_equal_selectors_are_computed_once(ensemble):
     loop, adapters = ensemble
     with mock.patch.object(loop.trainer, "score_pairs", wraps=loop.trainer.score_pairs) as score_pairs:
-        assert len(measure(loop, SelectorEnsemble(selector_record(adapters)), done=1)) == 2
+        assert len(measure(loop, voting(adapters), done=1)) == 2
     assert [len(call.args[1]) for call in score_pairs.call_args_list] == [2, 2]
-
-
-def test_an_ensemble_has_no_policy_to_export(ensemble, tmp_path):
-    loop, adapters = ensemble
-    outcome = SelectorEnsemble(selector_record(adapters))
-    assert not outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
-    assert not (tmp_path / "policy").exists()
-    assert outcome.clients == []
 
 
 # --- policies
@@ -176,21 +175,25 @@ def test_an_ensemble_has_no_policy_to_export(ensemble, tmp_path):
 def test_a_shared_policy_is_measured_by_all_clients_and_exported_as_one(loops, own_rows, tmp_path):
     loop = loops["shared-policy"]
     digest = put_random(loop, 1)
-    outcome = SharedPolicy(OutcomeRecord(kind="shared-policy", adapters={"policy": digest}))
+    outcome = Outcome(adapters={"policy": digest})
     adapter = loop.commits.store.get(digest)
     measured = measure(loop, outcome)
     for name, rows in own_rows.items():
         assert measured[name] == pair_figures(loop.trainer.score_pairs(rows, adapter, None), rows)
     assert outcome.clients == []
-    assert outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
+    export_policy(outcome, tmp_path / "policy", loop.recipe, loop.commits.store)
     assert set(read_adapter(tmp_path / "policy")[0]) == set(adapter)
+
+
+def of_clients(adapters):
+    return Outcome(adapters=adapters, assignment={name: name for name in adapters})
 
 
 @pytest.fixture
 def per_client(loops):
     loop = loops["client-adapters"]
     adapters = {"ada": put_random(loop, 1), "bea": put_random(loop, 2)}
-    return loop, ClientAdapters(OutcomeRecord(kind="client-adapters", adapters=adapters))
+    return loop, of_clients(adapters)
 
 
 def test_each_client_is_sent_its_own_adapter_alone(per_client, own_rows):
@@ -198,18 +201,18 @@ def test_each_client_is_sent_its_own_adapter_alone(per_client, own_rows):
     assert outcome.clients == ["ada", "bea"]
     measured = measure(loop, outcome)
     for name, rows in own_rows.items():
-        adapter = loop.commits.store.get(outcome.record.adapters[name])
+        adapter = loop.commits.store.get(outcome.adapters[name])
         assert measured[name] == pair_figures(loop.trainer.score_pairs(rows, adapter, None), rows)
-    assert [job.received for job in outcome.measure_jobs("test", {"bea": None})] == [
-        (outcome.record.adapters["bea"],)
+    assert [job.received for job in measure_jobs(outcome, "test", {"bea": None})] == [
+        (outcome.adapters["bea"],)
     ]
 
 
 def test_client_adapters_are_exported_as_a_folder_for_each_client(loops, tmp_path):
     loop = loops["client-adapters"]
     adapters = {"ada": put_random(loop, 1), "b/ea": put_random(loop, 2)}
-    outcome = load_outcome(OutcomeRecord(kind="client-adapters", adapters=adapters))
-    assert outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
+    outcome = of_clients(adapters)
+    export_policy(outcome, tmp_path / "policy", loop.recipe, loop.commits.store)
     folders = client_adapter_folders(tmp_path / "policy")
     assert set(folders) == {"ada", "b/ea"}
     for name, folder in folders.items():
@@ -229,9 +232,9 @@ def test_each_client_completes_its_own_prompts(per_client):
         ]
         for name, rows in by_client.items()
     }
-    answers = ask(loop, outcome.generate_jobs(generations))
+    answers = ask(loop, generate_jobs(outcome, generations))
     for name, asked in generations.items():
-        loop.trainer.load_client(loop.commits.store.get(outcome.record.adapters[name]), None)
+        loop.trainer.load_client(loop.commits.store.get(outcome.adapters[name]), None)
         expected = [generation.complete(loop.trainer.resident.policy) for generation in asked]
         received = [
             [[Completion(tuple(one["ids"]), one["text"], one["finished"]) for one in own] for own in texts]
@@ -244,10 +247,10 @@ def test_each_client_completes_its_own_prompts(per_client):
 def test_the_kl_of_each_prompt_is_that_of_its_clients_policy(per_client):
     loop, outcome = per_client
     clients = ["ada", "bea", "ada"]
-    answers = ask(loop, outcome.kl_jobs(PROMPTS, clients, 5, 0.7))
+    answers = ask(loop, kl_jobs(outcome, PROMPTS, clients, 5, 0.7))
     policy = loop.trainer.resident.policy
     for name, rows in rows_by_client(clients).items():
-        loop.trainer.load_client(loop.commits.store.get(outcome.record.adapters[name]), None)
+        loop.trainer.load_client(loop.commits.store.get(outcome.adapters[name]), None)
         expected = [kl_to_reference(policy, [PROMPTS[n]], derive(5, n), 0.7)["kl_sequence"] for n in rows]
         assert answers[name] == expected
         assert min(expected) > 0
@@ -256,14 +259,14 @@ def test_the_kl_of_each_prompt_is_that_of_its_clients_policy(per_client):
 @pytest.fixture
 def personalized(loops):
     loop = loops["personalized-clients"]
-    return loop, load_outcome(loop.bound.outcome(loop.latest_state()))
+    return loop, loop.bound.outcome(loop.latest_state())
 
 
 def test_personalized_clients_measure_and_answer_with_their_private_modules(personalized, own_rows):
     loop, outcome = personalized
     assert outcome.clients == ["ada", "bea", "cyd", "dan"]
     measured = measure(loop, outcome)
-    adapter = loop.commits.store.get(outcome.adapter)
+    adapter = loop.commits.store.get(*outcome.adapters_of(""))
     for name, rows in own_rows.items():
         expected = pair_figures(loop.trainer.score_pairs(rows, adapter, loop.context(name)), rows)
         assert measured[name] == expected
@@ -275,14 +278,40 @@ def test_a_client_without_its_private_state_is_named(personalized, tmp_path):
     loop, outcome = personalized
     elsewhere = replace(loop.contexts, home=tmp_path / "federation")
     transport = InProcessTransport(loop.recipe, elsewhere, {"": loop.trainer})
-    jobs = outcome.measure_jobs("test", {"ada": [0]}, 9)  # not answered before
-    with pytest.raises(PrivateStoreError, match="no private state of client ada"):
-        ask_clients(jobs, transport, loop.recipe.federation)
+    jobs = measure_jobs(outcome, "test", {"ada": 1}, 9)  # not answered before
+    with pytest.raises(UserError, match="no private state of client ada"):
+        ask_clients(jobs, transport, loop.recipe.federation, quorum=1)
+
+
+class Away(InProcessTransport):
+    """Reaches all clients but some."""
+
+    away = ("bea",)
+
+    def run(self, jobs):
+        here = [job for job in jobs if job.client not in self.away]
+        return [*super().run(here), *(Failure(name, "not connected") for name in self.away)]
+
+
+def test_a_measurement_takes_those_who_answer_above_the_quorum(personalized, own_rows):
+    loop, outcome = personalized
+    transport = Away(loop.recipe, loop.contexts, {"": loop.trainer})
+    jobs = measure_jobs(outcome, "test", dict.fromkeys(own_rows))
+    updates, missing = ask_clients(jobs, transport, loop.recipe.federation, quorum=0.5)
+    assert [update.client for update in updates] == ["ada"]
+    figures = {update.client: PairFigures.model_validate(update.output) for update in updates}
+    report = accuracy_report(figures, missing)
+    assert (report.missing, list(report.clients)) == ({"bea": "not connected"}, ["ada"])
+    assert "(1 of 2 clients, worst client" in accuracy_line(report)
+    assert "missing" not in accuracy_report(figures).model_dump(mode="json"), "results stay as they were"
+    needed = "1 of 2 clients have no answer to a job 'measure', which needs 2: .*bea: not connected"
+    with pytest.raises(UserError, match=needed):
+        ask_clients(jobs, transport, loop.recipe.federation, quorum=0.6)
 
 
 def test_an_exported_personalized_policy_has_the_shared_adapter_alone(personalized, tmp_path):
     loop, outcome = personalized
-    assert outcome.export_policy(tmp_path / "policy", loop.recipe, loop.commits.store)
+    export_policy(outcome, tmp_path / "policy", loop.recipe, loop.commits.store)
     adapter, _ = read_adapter(tmp_path / "policy")
     assert adapter
     assert all(".lora_" in name for name in adapter)
@@ -297,27 +326,23 @@ def aligned(loops):
     loop = loops["selector-ensemble"]
     slot = loops["shared-policy"].trainer.resident.slot
     digest = loop.commits.store.put(random_tensors(slot, 3, 0.2))
-    return loop, AlignedPolicy(OutcomeRecord(kind="aligned-policy", adapters={"policy": digest}))
+    return loop, Outcome(adapters={"policy": digest}, is_aligned=True)
 
 
-def test_an_aligned_policy_is_measured_by_a_trainer_of_policies_and_refused_by_that_of_the_method(
-    aligned, loops, own_rows
-):
+def test_an_aligned_policy_is_measured_by_a_trainer_of_policies(aligned, loops, own_rows):
     loop, outcome = aligned
-    (job,) = outcome.measure_jobs("test", {"ada": None}, batch_size=3)
-    assert (job.trainer, job.batch_size) == ("aligned", 3)
+    (job,) = measure_jobs(outcome, "test", {"ada": None}, batch_size=3)
+    assert (job.trainer, job.batch_size) == ("policy", 3)
     figures = PairFigures.model_validate(ask(loop, [job])["ada"])
-    adapter = loop.commits.store.get(outcome.adapter)
+    adapter = loop.commits.store.get(*outcome.adapters_of(""))
     expected = loops["shared-policy"].trainer.score_pairs(own_rows["ada"], adapter, None, 3)
     assert figures == pair_figures(expected, own_rows["ada"])
     assert np.abs(expected.margins).max() > 1e-3
-    with pytest.raises(TypeError, match="SelectorTrainer has no jobs of kind 'measure-aligned'"):
-        loop.trainer.run(job, loop.contexts.open("ada"))
 
 
 def test_an_aligned_policy_is_measured_without_dropout():
     recipe = load_recipe("debug", [*SMALL, "policy.lora.dropout=0.3"])
-    assert find_active_dropout(build_trainer(recipe, "cpu", "aligned").model) == []
+    assert find_active_dropout(build_trainer(recipe, "cpu", "policy").model) == []
     trained = load_recipe("debug", [*SMALL, *METHODS["shared-policy"], "policy.lora.dropout=0.3"])
     assert find_active_dropout(build_trainer(trained, "cpu").model)
 
@@ -327,11 +352,11 @@ def test_the_implicit_reward_is_relative_to_the_reference_adapter(
     aligned, loops, own_rows, tmp_path, reference
 ):
     loop, outcome = aligned
-    SharedPolicy(outcome.record).export_policy(tmp_path / "sft", loop.recipe, loop.commits.store)
+    export_policy(outcome, tmp_path / "sft", loop.recipe, loop.commits.store)
     settings = [f"alignment.dpo={{reference: {reference}, reference_adapter: {tmp_path}/sft}}"]
     recipe = load_recipe("debug", [*SMALL, *METHODS["selector-ensemble"], *settings])
-    trainer = build_trainer(recipe, "cpu", "aligned")
-    adapter = loop.commits.store.get(outcome.adapter)
+    trainer = build_trainer(recipe, "cpu", "policy")
+    adapter = loop.commits.store.get(*outcome.adapters_of(""))
     assert trainer.score_pairs(own_rows["ada"], adapter, None).margins == pytest.approx(0, abs=1e-4)
     other = random_tensors(trainer.resident.slot, 8, 0.2)
     assert np.abs(trainer.score_pairs(own_rows["ada"], other, None).margins).max() > 1e-3

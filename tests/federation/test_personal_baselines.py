@@ -1,6 +1,7 @@
 """FedAMP with hand-computed mixtures, Per-FedAvg, and baselines that train by PPO on pairs."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,10 @@ import torch
 from safetensors import safe_open
 
 from components.config import RecipeError
-from components.data.records import DataError, read_rows
+from components.data.records import DataError, read_pairs
 from components.federation.aggregation import attention, movement_cosines
 from components.federation.clients.context import ClientContexts
-from components.federation.clients.policy_client import AlignedPolicyClient
+from components.federation.clients.policy_client import PolicyClient
 from components.federation.clients.private import PrivateStore, private_root
 from components.learning.pair_ppo import Critic
 from components.models.store import AdapterStore
@@ -116,7 +117,7 @@ def test_each_client_ends_with_the_adapter_that_it_trained(fedamp_round):
     store, bound, state, updates = fedamp_round
     new = bound.aggregate(state, updates)
     outcome = bound.outcome(new)
-    assert outcome.kind == "client-adapters"
+    assert outcome.has_client_policies
     for name, values in TRAINED.items():
         assert get_values(store, outcome.adapters[name]) == values
     assert outcome.adapters["dan"] == state.federation.initial
@@ -148,7 +149,7 @@ def server_adapter(perfedavg):
 
 @pytest.fixture(scope="module")
 def held_out_rows(prepared):
-    return read_rows(prepared / "pairs.parquet", "ada", "test")
+    return read_pairs(prepared / "pairs.parquet", "ada", "test")
 
 
 def client_margins(loop, client, adapter, rows):
@@ -162,7 +163,7 @@ def test_the_budget_of_a_round_counts_gradients_and_a_client_keeps_no_modules(pe
         assert client.metrics.scalars["steps"] == 7
         assert client.traffic.kept == 0
     outcome = perfedavg.bound.outcome(perfedavg.latest_state())
-    assert outcome.kind == "personalized-clients"
+    assert (outcome.own, outcome.has_client_policies) == ("modules", False)
     assert set(outcome.job_keys.values()) == {""}
 
 
@@ -173,7 +174,7 @@ def test_a_clients_scores_are_those_of_its_own_adaptation_repeatable_and_never_s
     ada, bea, again = (
         client_margins(perfedavg, name, server_adapter, held_out_rows) for name in ("ada", "bea", "ada")
     )
-    reference = AlignedPolicyClient(perfedavg.recipe, "cpu")
+    reference = PolicyClient(perfedavg.recipe, "cpu")
     assert ada.shape == (1, 2)
     assert np.array_equal(ada, again)
     assert not np.allclose(ada, bea, atol=1e-5)
@@ -299,8 +300,8 @@ def test_a_critic_stays_in_the_clients_private_store_from_round_to_round(method,
     for name, client in loop.records[-1].clients.items():
         store = PrivateStore(root, name)
         kept = store.load(state.memory.job_keys[name])
-        assert kept.tensors["critic.bias"].item() != 0.0
-        assert kept.tensors["critic.weight"].abs().max() > 0
+        assert kept.tensors["loss.critic.bias"].item() != 0.0
+        assert kept.tensors["loss.critic.weight"].abs().max() > 0
         assert client.traffic.kept == kept.size > 0
     jobs = loop.bound.plan(state)
     assert {job.previous_job_key for job in jobs} <= set(state.memory.job_keys.values()) | {""}
@@ -327,8 +328,8 @@ def test_a_client_continues_with_the_critic_that_it_kept_after_its_last_accepted
     loop.run_job(first.model_copy(update={"round": 1, "previous_job_key": first.key()}))
     kept = PrivateStore(private_root(loop.commits.folder), first.client).load(first.key()).tensors
     assert not any(value.any() for value in starts[0].values())
-    assert {f"critic.{name}" for name in starts[1]} == set(kept)
-    assert all(torch.equal(value, kept[f"critic.{name}"]) for name, value in starts[1].items())
+    assert {f"loss.{name}" for name in starts[1]} == set(kept)
+    assert all(torch.equal(value, kept[f"loss.{name}"]) for name, value in starts[1].items())
     assert differs(*starts)
 
 
@@ -350,20 +351,20 @@ def scored_context(prepared, tmp_path):
 
 def test_a_client_reads_the_scores_of_its_pairs(scored_context):
     rows = scored_context.rows("train")
-    lengths = [[len(row["chosen"]), len(row["rejected"])] for row in rows]
+    lengths = [[len(row.chosen), len(row.rejected)] for row in rows]
     assert scored_context.pair_scores(rows, "length").tolist() == lengths
     assert len(rows) == 8
 
 
-def test_a_pair_without_a_score_is_refused_by_file_client_and_pair(scored_context):
+def test_a_pair_without_a_score_is_refused_by_client_reward_and_pair(scored_context):
     rows = scored_context.rows("train")
-    refusal = r"length\.parquet has no scores of 1 pairs of client ada .*new.*delete"
+    refusal = r"client ada has no scores of 1 pairs by reward 'length' \(such as new\): resume"
     with pytest.raises(DataError, match=refusal):
-        scored_context.pair_scores([*rows, rows[0] | {"pair_id": "new"}], "length")
+        scored_context.pair_scores([*rows, replace(rows[0], pair_id="new")], "length")
 
 
-def test_a_reward_that_has_not_scored_any_pairs_is_refused_by_its_file(scored_context):
-    with pytest.raises(DataError, match=r"other\.parquet"):
+def test_a_reward_that_has_not_scored_any_pairs_is_refused_by_its_name(scored_context):
+    with pytest.raises(DataError, match="no scores of 8 pairs by reward 'other'"):
         scored_context.pair_scores(scored_context.rows("train"), "other")
 
 

@@ -8,24 +8,25 @@ import pytest
 import torch
 from pydantic import Field
 
-from components.config import FederationConfig, RecipeError
-from components.config.federation import METHODS, POSTPROCESSORS, PostProcessorConfig
+from components.config import RecipeError, UserError
+from components.config.federation import POSTPROCESSORS
+from components.config.privacy import LabelPrivacy
 from components.federation.clients.worker import finished_update, run_job
 from components.federation.commits import Commits
-from components.federation.method import Server
 from components.federation.postprocessing import (
     PostProcessor,
     Processed,
     origin_of,
-    postprocessors_of,
     processing_key,
 )
-from components.federation.protocol import ClientResult, FederationError, MeasureJob, TrainJob
+from components.federation.protocol import ClientResult, MeasureJob, TrainJob
+from components.federation.server import Server
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.results import Metrics
 from tests.support.bare_loop import open_loop, prepare_rewards
-from tests.support.bound_methods import bind_method, play_round, small_federation
+from tests.support.bound_methods import TENSOR, bind, bind_method, make_update, small_federation
+from tests.support.registries import TRAINED_METHODS
 
 
 class AddAtBothEnds(PostProcessor):
@@ -112,7 +113,7 @@ def tensors(value):
 
 @pytest.fixture
 def job(contexts):
-    return TrainJob(client="ada", round=0, seed=1, adapter=contexts.adapters.put(tensors(10.0)))
+    return TrainJob(client="ada", round=0, seed=1, adapters=(contexts.adapters.put(tensors(10.0)),))
 
 
 # --- their order, and the key
@@ -141,6 +142,12 @@ def process_at_server(tmp_path, processors, times=1):
     return processed["a"].item(), server
 
 
+def with_processors(recipe, postprocessors):
+    """A recipe with these post-processors."""
+    federation = recipe.federation.model_copy(update={"postprocessors": list(postprocessors)})
+    return recipe.model_copy(update={"federation": federation})
+
+
 @pytest.mark.parametrize(
     ("postprocessors", "sent"),
     [
@@ -149,8 +156,8 @@ def process_at_server(tmp_path, processors, times=1):
         ([], 14.0),
     ],
 )
-def test_at_the_client_post_processors_are_applied_in_their_order(job, contexts, postprocessors, sent):
-    update = run_job(job, FixedTrainer(), contexts, postprocessors)
+def test_at_the_client_post_processors_are_applied_in_their_order(job, contexts, postprocessors, sent, debug):
+    update = run_job(job, FixedTrainer(), contexts, with_processors(debug, postprocessors))
     assert contexts.adapters.get(update.adapter)["a"].item() == sent
     stored = {path.stem for path in contexts.adapters.root.glob("*.safetensors")}
     assert stored == {job.adapter, update.adapter}, "no other form of the update is stored"
@@ -166,21 +173,29 @@ def test_at_the_server_post_processors_are_applied_in_reverse_order(
     assert process_at_server(tmp_path, processors)[0] == expected
 
 
-def test_the_key_depends_on_kind_settings_and_order():
+def key_of(recipe, postprocessors):
+    return processing_key(with_processors(recipe, postprocessors).federation)
+
+
+def test_the_key_depends_on_kind_settings_and_order(debug):
     add, halve = AddAtBothEnds(), HalveMovement()
     chains = [[add], [AddAtBothEnds(amount=2)], [halve], [add, halve], [halve, add], []]
-    assert len({processing_key(chain) for chain in chains}) == 6
-    assert processing_key([]) == ""
-    assert processing_key([AddAtBothEnds(amount=1.0)]) == processing_key([AddAtBothEnds()])
+    assert len({key_of(debug, chain) for chain in chains}) == 6
+    assert key_of(debug, []) == ""
+    assert key_of(debug, [AddAtBothEnds(amount=1.0)]) == key_of(debug, [AddAtBothEnds()])
+    private = debug.federation.model_copy(update={"privacy": LabelPrivacy(epsilon=1)})
+    assert processing_key(private) != processing_key(debug.federation)
 
 
-def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_processors(job, contexts):
+def test_a_repeated_job_never_returns_an_update_that_was_made_without_its_post_processors(
+    job, contexts, debug
+):
     trainer = FixedTrainer()
-    run_job(job, trainer, contexts)
-    protected = job.model_copy(update={"processing": processing_key([HalveMovement()])})
+    run_job(job, trainer, contexts, debug)
+    protected = job.model_copy(update={"processing": key_of(debug, [HalveMovement()])})
     assert protected.key() != job.key()
     assert finished_update(protected, contexts.adapters) is None
-    update = run_job(protected, trainer, contexts, [HalveMovement()])
+    update = run_job(protected, trainer, contexts, with_processors(debug, [HalveMovement()]))
     assert contexts.adapters.get(update.adapter)["a"].item() == 12.0
     assert len(trainer.jobs) == 2
 
@@ -211,17 +226,17 @@ def measurement(job):
     return MeasureJob(client="ada", round=0, seed=0, adapters=(job.adapter,), split="test")
 
 
-def test_a_post_processor_sees_what_a_client_measures(measurement, contexts):
+def test_a_post_processor_sees_what_a_client_measures(measurement, contexts, debug):
     processors = [HalveMovement(), ClipAndRecord(), Rounding()]
-    update = run_job(measurement, MEASURING, contexts, processors)
+    update = run_job(measurement, MEASURING, contexts, with_processors(debug, processors))
     assert update.output == {"votes": 2}
     assert update.adapter is None
     assert update.metrics.scalars["clip/rows"] == 2
 
 
-def test_a_post_processor_that_drops_an_output_is_refused_by_its_kind(measurement, contexts):
-    with pytest.raises(FederationError, match=r"'careless' adds or drops the output .*'measure-pairs'"):
-        run_job(measurement, MEASURING, contexts, [Careless()])
+def test_a_post_processor_that_drops_an_output_is_refused_by_its_kind(measurement, contexts, debug):
+    with pytest.raises(UserError, match=r"'careless' adds or drops the output .*'measure'"):
+        run_job(measurement, MEASURING, contexts, with_processors(debug, [Careless()]))
 
 
 class WithoutTraffic(PostProcessor):
@@ -234,10 +249,14 @@ class WithoutTraffic(PostProcessor):
         return ClientResult(tensors=result.tensors, metrics=Metrics(scalars=seen))
 
 
-def test_a_post_processor_knows_its_client_and_a_seed_and_cannot_hide_what_the_client_keeps(job, contexts):
+def test_a_post_processor_knows_its_client_and_a_seed_and_cannot_hide_what_the_client_keeps(
+    job, contexts, debug
+):
     keeping = FixedTrainer(tensors=tensors(14.0), kept_bytes=8)
     other = job.model_copy(update={"client": "bea", "seed": 2})
-    ada, bea = (run_job(each, keeping, contexts, [WithoutTraffic()]) for each in (job, other))
+    ada, bea = (
+        run_job(each, keeping, contexts, with_processors(debug, [WithoutTraffic()])) for each in (job, other)
+    )
     assert ada.metrics.scalars["ada"] == bea.metrics.scalars["bea"] == 1
     assert ada.metrics.scalars["seed"] != bea.metrics.scalars["seed"]
     assert ada.traffic.kept == bea.traffic.kept == 8
@@ -271,9 +290,42 @@ def test_tensors_that_are_no_adapter_start_from_zero():
 # --- recipes
 
 
+def test_tensors_that_count_are_sent_and_combined_as_they_are(registered, job, contexts, tmp_path, debug):
+    """FedNova's numbers of steps would dominate the norm of an update."""
+    sent = tensors(14.0) | {"count/steps": torch.tensor([100.0])}
+    update = run_job(
+        job, FixedTrainer(tensors=sent), contexts, with_processors(debug, [ClipAndRecord(bound=1.0)])
+    )
+    assert {name: tensor.item() for name, tensor in contexts.adapters.get(update.adapter).items()} == {
+        "a": 11.0,
+        "count/steps": 100.0,
+    }
+    config = load_recipe("debug", ["federation.postprocessors=[{kind: clip, bound: 1.0}]"]).federation
+    store = AdapterStore(tmp_path / "adapters")
+    state = bind_method(store, "feddpo", 1).start(small_federation(store, {"ada": 1}, [10.0], 1), 0)
+    combined = Server(config, store).process(state, sent, tensors(10.0), "policy", ["ada"])
+    assert {name: tensor.item() for name, tensor in combined.items()} == {"a": 11.0, "count/steps": 100.0}
+
+
+def test_fedopt_post_processes_the_clients_mean_and_not_its_scaled_sum(registered, tmp_path):
+    """By the paper's weights a sum of two of four clients is no mean; no client has moved."""
+    store = AdapterStore(tmp_path / "adapters")
+    pairs = {"ada": 5, "bea": 3, "cyd": 1, "dan": 1}
+    settings = ["federation.method=fedopt", "federation.options={aggregator: paper}"]
+    processed = [*settings, "federation.postprocessors=[{kind: halve}]"]
+    bound = bind(load_recipe("debug", processed).federation, store)
+    state = bound.start(small_federation(store, pairs, [10.0], 2), 0)
+    jobs = bound.plan(state)
+    state = bound.aggregate(
+        state, [make_update(job, store.put({TENSOR: torch.tensor([10.0])})) for job in jobs]
+    )
+    assert state.metrics.scalars["weight_sum"] != 1.0
+    assert state.metrics.scalars["mean_movement"] == 0.0
+
+
 def test_a_recipe_names_post_processors_by_kind(registered):
     config = load_recipe("debug", ["federation.postprocessors=[halve, {kind: add, amount: 3.0}]"]).federation
-    assert postprocessors_of(config) == (HalveMovement(), AddAtBothEnds(amount=3.0))
+    assert config.postprocessors == [HalveMovement(), AddAtBothEnds(amount=3.0)]
 
 
 def test_an_unknown_post_processor_is_refused_with_the_nearest_name(registered):
@@ -284,12 +336,6 @@ def test_an_unknown_post_processor_is_refused_with_the_nearest_name(registered):
 def test_the_package_has_no_post_processors_and_says_so():
     with pytest.raises(RecipeError, match=r"federation\.postprocessors\[0\].*none"):
         load_recipe("debug", ["federation.postprocessors=[{amount: 1}]"])
-
-
-def test_a_section_without_its_functions_is_no_post_processor():
-    config = FederationConfig().model_copy(update={"postprocessors": [PostProcessorConfig(kind="bare")]})
-    with pytest.raises(TypeError, match="'bare' does not derive from"):
-        postprocessors_of(config)
 
 
 # --- every method
@@ -345,7 +391,7 @@ def test_every_job_of_a_run_carries_the_settings_of_the_post_processors(
     assert not first & second
 
 
-@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("method", TRAINED_METHODS)
 def test_every_method_is_clipped_and_recorded_at_both_ends(method, registered, prepared, tmp_path):
     loop, state = run_once(method, prepared, tmp_path, "federation.postprocessors=[clip]")
     shares = loop.federation.weights
@@ -379,20 +425,3 @@ def test_every_method_applies_post_processors_to_what_it_combines(method, regist
     for digest in sent:
         adapter = loop.commits.store.get(digest)
         assert max(tensor.abs().max().item() for tensor in adapter.values()) < 500
-
-
-# --- what a method needs
-
-
-@pytest.mark.parametrize("method", METHODS.names())
-def test_a_method_that_needs_sums_is_given_no_single_adapters(method, tmp_path, monkeypatch):
-    cls = METHODS.load(method)
-    seen = []
-    monkeypatch.setattr(cls, "aggregate", lambda self, state, updates, server: seen.extend(updates) or state)
-    store = AdapterStore(tmp_path / "adapters")
-    federation = small_federation(store, {"ada": 2, "bea": 1}, [0.0], 2)
-    options = {"objectives": {"long": ["long"]}} if method in ("firm", "fedcmoo") else {}
-    bound = bind_method(store, method, 2, **options)
-    play_round(store, bound, bound.start(federation, 0), {"ada": [1.0], "bea": [1.0]})
-    assert len(seen) == 2
-    assert {update.adapter is None for update in seen} == {cls.needs == "sums"}

@@ -5,8 +5,9 @@ from unittest import mock
 import pytest
 import torch
 
+from components.config import UserError
 from components.federation.clients.context import ClientContexts, rewards_folder
-from components.federation.clients.private import PrivateState, PrivateStore, PrivateStoreError, private_root
+from components.federation.clients.private import PrivateState, PrivateStore, private_root
 from components.models.store import AdapterStore
 
 
@@ -76,7 +77,7 @@ def test_the_state_after_a_personal_stage_belongs_to_its_job_alone_until_it_is_c
     store.save_personal_stage("job", make_state(0.5))
     assert value_of(store.load_personal_stage("job")) == 0.5
     assert store.load_personal_stage("another") is None
-    with pytest.raises(PrivateStoreError):
+    with pytest.raises(UserError):
         store.load("job")
     store.save("job", "", make_state(1.0))
     assert store.load_personal_stage("job") is None
@@ -87,7 +88,7 @@ def test_the_state_after_a_personal_stage_belongs_to_its_job_alone_until_it_is_c
 def test_a_missing_state_is_refused_by_client_and_job_with_the_remedy(store, tmp_path, client):
     if client == "bea":
         store.save("one", "", make_state(1.0))
-    with pytest.raises(PrivateStoreError, match=rf"private state of client {client} .*\(one\).*new run"):
+    with pytest.raises(UserError, match=rf"private state of client {client} .*\(one\).*new run"):
         PrivateStore(tmp_path, client).load("one")
 
 
@@ -99,14 +100,14 @@ def test_unreadable_modules_are_refused_by_client_with_the_remedy(store, damage)
         path.unlink()
     else:
         path.write_bytes(path.read_bytes()[:-4] + b"oops")
-    with pytest.raises(PrivateStoreError, match=f"modules of client {store.client} .*is {damage}.*new run"):
+    with pytest.raises(UserError, match=f"modules of client {store.client} .*is {damage}.*new run"):
         store.load("job")
 
 
 def test_a_damaged_state_is_refused_by_its_file(store):
     store.save("job", "", make_state(1.0))
     (store.folder / "job.json").write_text("{")
-    with pytest.raises(PrivateStoreError, match=r"job\.json is damaged"):
+    with pytest.raises(UserError, match=r"job\.json is damaged"):
         store.load("job")
 
 

@@ -7,16 +7,16 @@ from unittest import mock
 import pytest
 import torch
 
+from components.config import UserError
 from components.federation.clients.trainer import ClientResult
 from components.federation.clients.worker import build_trainer, finished_update, run_job
-from components.federation.protocol import Failure, FederationError, ScoreJob, TrainJob
+from components.federation.protocol import Failure, MeasureJob, TrainJob
 from components.federation.rounds import (
-    match_answers,
     run_federation,
     run_rounds,
     split_shards,
-    validate_updates,
 )
+from components.federation.step_answers import match_answers, validate_updates
 from components.federation.transport import InProcessTransport
 from components.io import write_atomically
 from components.models import selector_model
@@ -46,7 +46,7 @@ def trainer(recipe):
 
 def trained_update(store, client, **tensors):
     """An update of two tensors, some of them replaced; None leaves a tensor out."""
-    job = TrainJob(client=client, round=0, seed=1, adapter_name="selector", adapter=store.put(TEMPLATE))
+    job = TrainJob(client=client, round=0, seed=1, adapter_name="selector", adapters=(store.put(TEMPLATE),))
     values = {"a": [1.0, 2.0, 3.0], "b": [0.0, 1.0], **tensors}
     adapter = {name: torch.tensor(value) for name, value in values.items() if value is not None}
     return make_update(job, store.put(adapter))
@@ -124,7 +124,7 @@ def test_the_norm_is_of_what_the_client_changed(store):
 
 
 def test_a_nan_score_is_accepted_since_the_method_gives_it_a_meaning(store):
-    job = ScoreJob(client="ada", round=0, seed=1, adapters=("0" * 64,))
+    job = MeasureJob(client="ada", round=0, seed=1, split="validation", losses=True, adapters=("0" * 64,))
     update = make_update(job, losses=(math.nan,))
     assert validate_updates([update], store, TEMPLATE) == ([update], [])
 
@@ -223,7 +223,7 @@ def test_a_round_with_its_quorum_is_closed(step, quorum):
 def test_a_round_without_its_quorum_fails_by_number_and_reasons_and_is_not_committed(step, quorum, required):
     bound, state, jobs, updates, commits = step
     answers = [*updates[:2], *TWO_FAILURES]
-    with pytest.raises(FederationError, match=f"round 1 .*{required} are needed.*cyd: lost; dan: late"):
+    with pytest.raises(UserError, match=f"round 1 .*{required} are needed.*cyd: lost; dan: late"):
         bound.close_step(state, jobs, answers, quorum, commits)
     assert commits.latest(bound.memory_type) is None
 
@@ -231,7 +231,7 @@ def test_a_round_without_its_quorum_fails_by_number_and_reasons_and_is_not_commi
 def test_a_round_without_any_accepted_update_fails_at_any_quorum(step):
     bound, state, jobs, updates, commits = step
     answers = [*(Failure(job.client, "lost") for job in jobs[:3]), damage(updates[3], commits.store)]
-    with pytest.raises(FederationError, match=r"1 are needed.*ada: lost; bea: lost; cyd: lost; dan: tensor"):
+    with pytest.raises(UserError, match=r"1 are needed.*ada: lost; bea: lost; cyd: lost; dan: tensor"):
         bound.close_step(state, jobs, answers, 0.01, commits)
 
 
@@ -256,7 +256,7 @@ class ScriptedTrainer:
     def run(self, job, context):
         rows = context.rows("train" if job.kind == "train" else "validation")
         self.rows.append(rows)
-        if job.kind == "score":
+        if job.kind == "measure":
             return ClientResult(losses=self.losses, rows=len(rows))
         tensors = {name: tensor + 1 for name, tensor in context.load_adapter(job.adapter).items()}
         return ClientResult(tensors, rows=len(rows), metrics=Metrics(scalars={"loss": 1.0}), kept_bytes=7)
@@ -265,19 +265,19 @@ class ScriptedTrainer:
 @pytest.fixture
 def job(contexts):
     adapter = contexts.adapters.put(TEMPLATE)
-    return TrainJob(client="bea", round=0, seed=7, adapter_name="selector", adapter=adapter)
+    return TrainJob(client="bea", round=0, seed=7, adapter_name="selector", adapters=(adapter,))
 
 
-def test_a_job_reads_the_rows_of_its_own_client(contexts, job):
+def test_a_job_reads_the_rows_of_its_own_client(contexts, job, debug):
     scripted = ScriptedTrainer()
-    update = run_job(job, scripted, contexts)
+    update = run_job(job, scripted, contexts, debug)
     (rows,) = scripted.rows
-    assert {(row["client_id"], row["split"]) for row in rows} == {("bea", "train")}
+    assert {(row.client_id, row.split) for row in rows} == {("bea", "train")}
     assert len(rows) == update.rows == 6
 
 
-def test_an_update_has_the_adapter_the_metrics_and_the_traffic_of_its_job(contexts, job):
-    update = run_job(job, ScriptedTrainer(), contexts)
+def test_an_update_has_the_adapter_the_metrics_and_the_traffic_of_its_job(contexts, job, debug):
+    update = run_job(job, ScriptedTrainer(), contexts, debug)
     size = contexts.adapters.path(job.adapter).stat().st_size
     assert (update.job, update.client, update.adapter_name) == (job.key(), "bea", "selector")
     assert contexts.adapters.get(update.adapter)["a"].tolist() == [1.0, 1.0, 1.0]
@@ -285,48 +285,57 @@ def test_an_update_has_the_adapter_the_metrics_and_the_traffic_of_its_job(contex
     assert (update.traffic.received, update.traffic.sent, update.traffic.kept) == (size, size, 7)
 
 
-def test_a_score_job_receives_each_distinct_adapter_once_and_sends_none(contexts, job):
+def test_a_score_job_receives_each_distinct_adapter_once_and_sends_none(contexts, job, debug):
     other = contexts.adapters.put({name: tensor + 1 for name, tensor in TEMPLATE.items()})
-    score = ScoreJob(client="dan", round=0, seed=8, adapters=(job.adapter, other, job.adapter))
-    update = run_job(score, ScriptedTrainer(losses=(0.5, 1.5, 0.5)), contexts)
+    score = MeasureJob(
+        client="dan",
+        round=0,
+        seed=8,
+        split="validation",
+        losses=True,
+        adapters=(job.adapter, other, job.adapter),
+    )
+    update = run_job(score, ScriptedTrainer(losses=(0.5, 1.5, 0.5)), contexts, debug)
     assert update.adapter is None
     assert update.losses == [0.5, 1.5, 0.5]
     sizes = [contexts.adapters.size(digest) for digest in (job.adapter, other)]
     assert (update.traffic.received, update.traffic.sent) == (sum(sizes), 0)
 
 
-def test_a_finished_job_is_not_repeated_except_in_another_round(contexts, job):
+def test_a_finished_job_is_not_repeated_except_in_another_round(contexts, job, debug):
     scripted = ScriptedTrainer()
-    first = run_job(job, scripted, contexts)
-    assert run_job(job, scripted, contexts) == first
+    first = run_job(job, scripted, contexts, debug)
+    assert run_job(job, scripted, contexts, debug) == first
     assert finished_update(job, contexts.adapters) == first
     assert len(scripted.rows) == 1
-    run_job(job.model_copy(update={"round": 1}), scripted, contexts)
+    run_job(job.model_copy(update={"round": 1}), scripted, contexts, debug)
     assert len(scripted.rows) == 2
 
 
-def test_a_job_whose_adapter_was_lost_is_repeated(contexts, job):
+def test_a_job_whose_adapter_was_lost_is_repeated(contexts, job, debug):
     scripted = ScriptedTrainer()
-    update = run_job(job, scripted, contexts)
+    update = run_job(job, scripted, contexts, debug)
     contexts.adapters.path(update.adapter).unlink()
     assert finished_update(job, contexts.adapters) is None
-    assert run_job(job, scripted, contexts) == update
+    assert run_job(job, scripted, contexts, debug) == update
     assert len(scripted.rows) == 2
 
 
 @pytest.mark.parametrize("content", ["", '{"adapter": "ab', "[]garbage", "{}"])
-def test_a_half_written_update_is_not_read(contexts, job, tmp_path, content):
+def test_a_half_written_update_is_not_read(contexts, job, tmp_path, content, debug):
     path = tmp_path / "federation" / "updates" / f"{job.key()}.json"
     path.parent.mkdir()
     path.write_text(content)
     assert finished_update(job, contexts.adapters) is None
-    run_job(job, ScriptedTrainer(), contexts)
+    run_job(job, ScriptedTrainer(), contexts, debug)
     assert finished_update(job, contexts.adapters) is not None
 
 
-def test_a_nan_score_is_read_back_from_its_file(contexts, job):
-    score = ScoreJob(client="ada", round=0, seed=3, adapters=(job.adapter,))
-    run_job(score, ScriptedTrainer(losses=(math.nan,)), contexts)
+def test_a_nan_score_is_read_back_from_its_file(contexts, job, debug):
+    score = MeasureJob(
+        client="ada", round=0, seed=3, split="validation", losses=True, adapters=(job.adapter,)
+    )
+    run_job(score, ScriptedTrainer(losses=(math.nan,)), contexts, debug)
     assert math.isnan(finished_update(score, contexts.adapters).losses[0])
 
 

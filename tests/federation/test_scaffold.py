@@ -1,16 +1,18 @@
 """SCAFFOLD: hand-computed steps of clients and server, and the control variates of a run."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
 from components.config import OptimizerConfig, RecipeError
 from components.federation.clients.private import PrivateState, PrivateStore, private_root
-from components.federation.clients.trainer import check_no_local_step
-from components.federation.method import method_of
-from components.federation.methods.scaffold import ControlVariates
+from components.federation.methods.fedbis import FedBis
 from components.federation.protocol import TrainJob
-from components.federation.rounds import validate_updates
+from components.federation.step_answers import validate_updates
 from components.learning.loop import Loss, RowLosses, Training, train
+from components.learning.wrapped_losses import ControlVariates, LocalTraining
 from components.recipes import load_recipe
 from tests.support.bare_loop import open_loop, prepare_rewards, run_bare_loop
 from tests.support.bound_methods import TENSOR, bind_method, get_values, make_update, small_federation
@@ -102,7 +104,7 @@ class Linear(Loss):
         self.gradient = gradient
 
     def __call__(self, rows):
-        return RowLosses(self.value().expand(len(rows)), rows, len(rows))
+        return RowLosses(self.value().expand(len(rows)), len(rows))
 
     def value(self):
         return (self.gradient * self.weight).sum()
@@ -120,35 +122,34 @@ def train_client(loss_type, steps, server=None, own=None, lr=0.5):
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(tensor(*START))
     attached = {} if server is None else {"control": {TENSOR: server}}
-    kept = {} if own is None else {TENSOR: own}
-    plugin = ControlVariates(None, attached, kept, {TENSOR: model.weight}, lr)
-    optimizer = OptimizerConfig(name="sgd", lr=lr, clip=None)
-    training = Training(steps, 1, optimizer, seed=0, before_step=plugin.before_step)
-    loss = loss_type(model.weight, tensor(1.0, 2.0, 3.0))
+    kept = {} if own is None else {f"control/{TENSOR}": own}
+    plain = loss_type(model.weight, tensor(1.0, 2.0, 3.0))
+    loss = ControlVariates(plain, LocalTraining({TENSOR: model.weight}, lr, attached, kept), "control")
+    training = Training(steps, 1, OptimizerConfig(name="sgd", lr=lr, clip=None), seed=0)
     train(model, [model.weight], training.draw_minibatches(1), loss, training)
-    return model.weight.detach(), plugin.finish()
+    return model.weight.detach(), loss.sent({}), loss.tensors()
 
 
 def test_in_the_first_round_a_step_is_that_of_gradient_descent():
-    weight, (sent, kept) = train_client(Linear, 2)
+    weight, sent, kept = train_client(Linear, 2)
     assert weight.tolist() == pytest.approx([0.0, -2.0, -5.0])
     assert sent[f"control/{TENSOR}"].tolist() == pytest.approx([1.0, 2.0, 3.0])
-    assert kept[TENSOR].tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert kept[f"control/{TENSOR}"].tolist() == pytest.approx([1.0, 2.0, 3.0])
 
 
 def test_a_step_is_corrected_by_both_control_variates():
     """g - c_m + c = (1, 2, 3) - (1, 0, -1) + (0, 1, 1) = (0, 3, 5); two steps of 0.5."""
-    weight, (sent, kept) = train_client(Linear, 2, server=tensor(0.0, 1.0, 1.0), own=tensor(1.0, 0.0, -1.0))
+    weight, sent, kept = train_client(Linear, 2, server=tensor(0.0, 1.0, 1.0), own=tensor(1.0, 0.0, -1.0))
     assert weight.tolist() == pytest.approx([1.0, -3.0, -7.0])
-    assert kept[TENSOR].tolist() == pytest.approx([1.0, 2.0, 3.0])
+    assert kept[f"control/{TENSOR}"].tolist() == pytest.approx([1.0, 2.0, 3.0])
     assert sent[f"control/{TENSOR}"].tolist() == pytest.approx([0.0, 2.0, 4.0])
 
 
 def test_the_new_control_variate_is_the_mean_of_the_gradients_along_the_way():
     """c - c_m = (1, 0, 0). Gradients (0, -2, -5) and, at (0.5, 1, 0.5), (-0.5, -1, -2.5)."""
-    weight, (_, kept) = train_client(Quadratic, 2, server=tensor(1.0, 0.0, 0.0), own=tensor(0.0, 0.0, 0.0))
+    weight, _, kept = train_client(Quadratic, 2, server=tensor(1.0, 0.0, 0.0), own=tensor(0.0, 0.0, 0.0))
     assert weight.tolist() == pytest.approx([0.25, 1.5, 1.75])
-    assert kept[TENSOR].tolist() == pytest.approx([-0.25, -1.5, -3.75])
+    assert kept[f"control/{TENSOR}"].tolist() == pytest.approx([-0.25, -1.5, -3.75])
 
 
 # --- the tiny model
@@ -170,10 +171,10 @@ def test_a_step_of_the_trainer_is_the_plain_step_and_the_correction(prepared, tm
     control = {name: torch.full_like(t, 0.5) for name, t in start.items()}
     own = {name: torch.full_like(t, 0.2) for name, t in start.items()}
     private = PrivateStore(private_root(loop.commits.folder), job.client)
-    state = PrivateState({f"local_step.{name}": t for name, t in own.items()})
+    state = PrivateState({f"loss.control/{name}": t for name, t in own.items()})
     private.save("earlier", "", state)
     plain.commits.store.put(start)
-    settings = {"client": job.client, "round": 0, "seed": job.seed, "adapter": store.put(start)}
+    settings = {"client": job.client, "round": 0, "seed": job.seed, "adapters": (store.put(start),)}
     reference = plain.commits.store.get(plain.run_job(TrainJob(**settings)).adapter)
     attached = {"control": store.put(control)}
     corrected = TrainJob(**settings, attached=attached, previous_job_key="earlier")
@@ -185,7 +186,7 @@ def test_a_step_of_the_trainer_is_the_plain_step_and_the_correction(prepared, tm
     for name, initial in start.items():
         gradient = (initial - reference[name]) / 0.1
         assert torch.allclose(sent[name], reference[name] - 0.1 * 0.3, atol=1e-6)
-        assert torch.allclose(kept[f"local_step.{name}"], gradient, atol=1e-5)
+        assert torch.allclose(kept[f"loss.control/{name}"], gradient, atol=1e-5)
         assert torch.allclose(sent[f"control/{name}"], gradient - 0.2, atol=1e-5)
 
 
@@ -206,7 +207,7 @@ def check_mean_of_kept(loop):
     control = loop.commits.store.get(memory.control)
     assert any(t.any() for t in control.values())
     for name, values in control.items():
-        mean = torch.stack([own[f"local_step.{name}"] for own in kept]).mean(0)
+        mean = torch.stack([own[f"loss.control/{name}"] for own in kept]).mean(0)
         assert torch.allclose(values, mean, atol=1e-6)
     return kept
 
@@ -223,7 +224,11 @@ def test_a_client_keeps_the_critic_of_ppo_beside_its_control_variate(prepared, t
     prepare_rewards(recipe, prepared, tmp_path, tmp_path / "judges")
     run_bare_loop(recipe, prepared, tmp_path)
     for own in check_mean_of_kept(open_loop(recipe, prepared, tmp_path)):
-        assert {name.partition(".")[0] for name in own} == {"critic", "local_step"}
+        assert {name.partition("/")[0] for name in own} == {
+            "loss.critic.weight",
+            "loss.critic.bias",
+            "loss.control",
+        }
 
 
 def test_a_stopped_run_is_resumed_to_the_same_adapter_and_the_same_c(whole, prepared, tmp_path):
@@ -252,8 +257,22 @@ def test_what_is_no_gradient_descent_at_a_constant_rate_is_refused(override, mes
         load_recipe("debug", ["federation.method=scaffold", SGD, override])
 
 
-def test_a_trainer_that_applies_no_local_step_refuses_a_method_that_has_one():
-    trainer = object()
-    check_no_local_step(trainer, method_of(load_recipe("debug", ["federation.method=feddpo"]).federation))
-    with pytest.raises(TypeError, match=r"object does not apply .*scaffold:ControlVariates"):
-        check_no_local_step(trainer, method_of(make_recipe().federation))
+class ScaffoldSelectors(FedBis):
+    """FedBis whose clients correct their gradients."""
+
+    def local(self):
+        return replace(super().local(), wrap=partial(ControlVariates, control="control"))
+
+
+def test_clients_of_selectors_send_and_keep_control_variates_too(prepared, tmp_path):
+    recipe = make_recipe("fedbis")
+    federation = recipe.federation.model_copy(update={"options": ScaffoldSelectors()})
+    loop = open_loop(recipe.model_copy(update={"federation": federation}), prepared, tmp_path)
+    job = loop.bound.plan(loop.initial_state())[0]
+    update = loop.run_job(job)
+    sent = loop.commits.store.get(update.adapter)
+    kept = PrivateStore(private_root(loop.commits.folder), job.client).load(job.key()).tensors
+    assert kept
+    assert update.traffic.kept > 0
+    for name, control in kept.items():
+        assert torch.equal(sent[name], control)  # c and c_m were 0

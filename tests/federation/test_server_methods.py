@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from components.config import DpoObjective, FederationConfig, OptimizerConfig, RecipeError
+from components.data.records import Pair
 from components.federation.aggregation import inner_products, mixtures, weighted_average
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.worker import build_trainer
 from components.federation.closeness import Candidates, choose_closest, spread
 from components.federation.commits import Commits
-from components.federation.method import method_of
 from components.federation.methods.fedopt import OptimizerMemory
 from components.federation.protocol import TrainJob
 from components.learning.loop import Training
@@ -36,10 +36,7 @@ def squared_distance(first, second):
 
 # --- FedProx
 
-QUESTIONS = [
-    {"pair_id": str(n), "prompt": f"question {n}", "chosen": "yes, that is so", "rejected": "no"}
-    for n in range(4)
-]
+QUESTIONS = [Pair(f"question {n}", "yes, that is so", "no", pair_id=str(n)) for n in range(4)]
 SGD = OptimizerConfig(name="sgd", lr=0.1, clip=None)
 
 
@@ -49,8 +46,14 @@ def train_two_steps(resident_policy):
     start = {name: tensor + 0.01 for name, tensor in resident_policy.slot.initial_adapter(0).items()}
 
     def train(mu, steps=2):
-        training = Training(steps, 4, SGD, seed=0, proximal_weight=mu)
-        trained = train_pairs(resident_policy, QUESTIONS, start, DpoObjective(beta=0.2), training)
+        training = Training(steps, 4, SGD, seed=0)
+        method = FederationConfig.model_validate(
+            {"method": "fedprox", "options": {"proximal": mu}} if mu else {"method": "feddpo"}
+        ).options
+        objective = DpoObjective(beta=0.2)
+        trained = train_pairs(
+            resident_policy, QUESTIONS, start, objective, training, wrap=method.local().wrapped
+        )
         return start, trained.adapter, trained.figures.losses
 
     return train
@@ -70,12 +73,6 @@ def test_the_proximal_term_is_mu_over_two_times_the_squared_distance_and_its_gra
         assert torch.allclose(proximal[name], moved, atol=1e-6)
 
 
-def test_fedprox_has_the_proximal_weight_of_its_options_and_feddpo_has_none():
-    fedprox = FederationConfig.model_validate({"method": "fedprox", "options": {"proximal": 0.3}})
-    assert method_of(fedprox).proximal_weight == 0.3
-    assert method_of(FederationConfig(method="feddpo")).proximal_weight == 0
-
-
 def test_a_client_of_fedprox_moves_less_than_one_of_feddpo(prepared, tmp_path):
     contexts = ClientContexts(AdapterStore(tmp_path / "adapters"), prepared / "pairs.parquet")
     sgd = "federation.optimizer={name: sgd, lr: 5e-3}"
@@ -85,7 +82,7 @@ def test_a_client_of_fedprox_moves_less_than_one_of_feddpo(prepared, tmp_path):
         recipe = load_recipe("debug", [*chosen, "federation.local_steps=3", "federation.batch_size=2"])
         trainer = build_trainer(recipe, "cpu")
         start = {name: tensor + 0.02 for name, tensor in trainer.initial_adapter(0).items()}
-        job = TrainJob(client="ada", round=0, seed=1, adapter=contexts.adapters.put(start))
+        job = TrainJob(client="ada", round=0, seed=1, adapters=(contexts.adapters.put(start),))
         return squared_distance(trainer.run(job, contexts.open("ada")).tensors, start)
 
     feddpo = distance("feddpo")

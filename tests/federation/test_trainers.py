@@ -1,22 +1,23 @@
 """What a client trains and scores: the selector, or the policy on chosen completions or by DPO."""
 
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from components.config import DpoObjective, RecipeError
+from components.config import DpoObjective
 from components.config.federation import METHODS as REGISTERED
-from components.data.records import read_rows
+from components.data.records import read_pairs
 from components.federation.clients import TRAINERS
 from components.federation.clients.worker import build_trainer, run_job
-from components.federation.method import method_of
+from components.federation.local import proximal_wrap
 from components.federation.methods.fedbis import FedBis
-from components.federation.protocol import AlignedMeasureJob, GradientJob, RewardsJob, ScoreJob, TrainJob
+from components.federation.protocol import GradientJob, MeasureJob, TrainJob
 from components.learning.client_data import ClientData
 from components.learning.loop import draw_minibatches
-from components.learning.pair_scores import implicit_margins, pair_logprobs
+from components.learning.pair_scores import pair_logprobs
 from components.learning.selector_training import compare, validation_losses
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
@@ -67,7 +68,7 @@ def adapter(resident_policy):
 
 
 def train_job(contexts, adapter, seed=3, client="ada"):
-    return TrainJob(client=client, round=0, seed=seed, adapter=contexts.adapters.put(adapter))
+    return TrainJob(client=client, round=0, seed=seed, adapters=(contexts.adapters.put(adapter),))
 
 
 def measure_logprobs(trainer, adapter, pairs=PAIRS):
@@ -76,17 +77,22 @@ def measure_logprobs(trainer, adapter, pairs=PAIRS):
     return pair_logprobs(trainer.resident, pairs, 6)
 
 
+def losses_job(adapters):
+    """A job for the validation losses of adapters."""
+    return MeasureJob(client="ada", round=0, seed=1, adapters=adapters, split="validation", losses=True)
+
+
 # --- all trainers
 
 
 def test_every_method_names_a_registered_trainer():
     names = {REGISTERED.load(name).trainer for name in REGISTERED.names()}
-    assert names | {AlignedMeasureJob.trainer} == set(TRAINERS.names())
+    assert names | {"rewards"} == set(TRAINERS.names()), "'rewards' scores pairs before the rounds"
 
 
 @pytest.mark.parametrize(("kind", "model"), [("sft", "policy"), ("dpo", "policy"), ("selector", "selector")])
 def test_a_method_names_the_section_of_the_model_that_its_trainer_trains(kind, model):
-    assert method_of(make_recipe(kind).federation).trained_model == model
+    assert make_recipe(kind).federation.options.trained_model == model
 
 
 def test_a_training_has_the_tensors_of_the_initial_adapter_and_its_losses_steps_and_tokens(trainer, contexts):
@@ -111,11 +117,9 @@ def test_a_training_is_a_function_of_its_job(trainer, contexts):
         assert torch.equal(second[name], tensor)
 
 
-@pytest.mark.parametrize("job_type", [GradientJob, RewardsJob])
-def test_a_job_of_another_kind_is_refused_by_trainer_and_kind(trainer, contexts, job_type):
+def test_a_job_of_another_kind_is_refused_by_trainer_and_kind(trainer, contexts):
     digest = contexts.adapters.put(trainer.initial_adapter(0))
-    names = {"name": "rewards"} if job_type is RewardsJob else {}
-    job = job_type(client="ada", round=0, seed=1, adapter=digest, **names)
+    job = GradientJob(client="ada", round=0, seed=1, adapters=(digest,))
     with pytest.raises(TypeError, match=f"{type(trainer).__name__} has no jobs of kind '{job.kind}'"):
         trainer.run(job, contexts.open("ada"))
 
@@ -123,9 +127,9 @@ def test_a_job_of_another_kind_is_refused_by_trainer_and_kind(trainer, contexts,
 # --- policies
 
 
-def test_a_policy_has_no_score_jobs(policy_trainer, contexts, adapter):
-    job = ScoreJob(client="ada", round=0, seed=1, adapters=(contexts.adapters.put(adapter),))
-    with pytest.raises(TypeError, match="'score'"):
+def test_a_policy_measures_no_losses_of_adapters(policy_trainer, contexts, adapter):
+    job = losses_job((contexts.adapters.put(adapter),))
+    with pytest.raises(TypeError, match="'measure'"):
         policy_trainer.run(job, contexts.open("ada"))
 
 
@@ -134,14 +138,15 @@ def test_margins_and_rewards_of_a_policy_are_implicit_rewards_over_beta(policy_t
     policy = measure_logprobs(policy_trainer, adapter)
     reference = measure_logprobs(policy_trainer, initial)
     scores = policy_trainer.score_pairs(PAIRS, adapter, None)
-    assert np.allclose(scores.margins[0], implicit_margins(policy, reference), atol=1e-4)
-    assert np.allclose(scores.rewards[0], (policy - reference)[:, 0], atol=1e-4)
+    ratios = policy - reference
+    assert np.allclose(scores.margins[0], ratios[:, 0] - ratios[:, 1], atol=1e-4)
+    assert np.allclose(scores.rewards[0], ratios[:, 0], atol=1e-4)
     assert np.abs(scores.rewards[0]).max() > 1e-3
 
 
 def test_margins_of_likelihoods_are_summed_and_per_token(policy_trainer, adapter):
     logprobs = measure_logprobs(policy_trainer, adapter)
-    encoded = [policy_trainer.resident.encode_pair(pair)[1:] for pair in PAIRS]
+    encoded = [policy_trainer.resident.encode(*pair.texts)[1:] for pair in PAIRS]
     lengths = np.array([[len(completion) for completion in completions] for completions in encoded])
     margins = policy_trainer.score_pairs(PAIRS, adapter, None).margins_by_metric
     per_token = logprobs / lengths
@@ -167,7 +172,7 @@ def test_each_clients_pairs_are_scored_against_their_own_reference(dpo_trainer, 
 
 # --- the cache of the reference
 
-QUESTIONS = [PAIRS[n % len(PAIRS)] | {"prompt": f"question {n}", "pair_id": str(n)} for n in range(7)]
+QUESTIONS = [replace(PAIRS[n % len(PAIRS)], prompt=f"question {n}", pair_id=str(n)) for n in range(7)]
 
 
 @pytest.fixture
@@ -180,7 +185,7 @@ def scored_rows(new_trainer, monkeypatch):
     """Indices of the questions that the model scores, one list per call."""
     calls = []
     score = ResidentPolicy.score
-    encoded = [new_trainer.resident.encode_pair(row) for row in QUESTIONS]
+    encoded = [new_trainer.resident.encode(*row.texts) for row in QUESTIONS]
 
     def record(self, rows, *arguments, **options):
         calls.append([encoded.index(row) for row in rows])
@@ -262,12 +267,12 @@ def test_both_orders_of_a_pair_come_from_training_rows(prepared, contexts):
     """Pairs are split first and swapped afterwards, so no trained comparison is a held-out pair."""
     trainer = make_trainer("selector", "federation.local_steps=6")
     with mock.patch.object(trainer.selector, "encode", wraps=trainer.selector.encode) as encode:
-        run_job(train_job(contexts, trainer.initial_adapter(0)), trainer, contexts)
+        run_job(train_job(contexts, trainer.initial_adapter(0)), trainer, contexts, load_recipe("debug"))
     comparisons = [call.args[0] for call in encode.call_args_list]
-    rows = read_rows(prepared / "pairs.parquet", "ada")
+    rows = read_pairs(prepared / "pairs.parquet", "ada")
     prompts = {comparison.prompt for comparison in comparisons}
-    assert prompts == {row["prompt"] for row in rows if row["split"] == "train"}
-    assert not prompts & {row["prompt"] for row in rows if row["split"] != "train"}
+    assert prompts == {row.prompt for row in rows if row.split == "train"}
+    assert not prompts & {row.prompt for row in rows if row.split != "train"}
     assert len(comparisons) == 2 * 8
     assert {Comparison(c.prompt, c.second, c.first) for c in comparisons} == set(comparisons)
 
@@ -276,7 +281,7 @@ def test_a_score_job_gives_the_validation_loss_of_each_selector(selector_trainer
     adapters = [selector_trainer.initial_adapter(seed) for seed in (0, 1)]
     refs = tuple(contexts.adapters.put(adapter) for adapter in adapters)
     context = contexts.open("ada")
-    result = selector_trainer.run(ScoreJob(client="ada", round=0, seed=1, adapters=refs), context)
+    result = selector_trainer.run(losses_job(refs), context)
     expected = validation_losses(selector_trainer.selector, context.rows("validation"), adapters)
     assert result.losses == tuple(expected)
     assert result.tensors is None
@@ -288,7 +293,7 @@ def test_selectors_score_pairs_and_compare_completions_in_the_order_of_the_adapt
 ):
     adapters = [random_adapter(1), random_adapter(2)]
     scores = selector_trainer.score_pairs(PAIRS, adapters)
-    comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
+    comparisons = [Comparison(*pair.texts) for pair in PAIRS]
     odds = compare(selector_trainer.selector, comparisons, adapters)
     assert scores.margins.shape == odds.shape == (2, 6)
     assert scores.rewards is None
@@ -300,12 +305,10 @@ def test_selectors_score_pairs_and_compare_completions_in_the_order_of_the_adapt
 class ProximalFrozenSelector(FedBis):
     """FedBis with a proximal term, whose clients do not train the factors A."""
 
-    frozen_factors = ("A",)
     weight: float
 
-    @property
-    def proximal_weight(self):
-        return self.weight
+    def local(self):
+        return replace(super().local(), frozen=("A",), wrap=proximal_wrap(self.weight))
 
 
 def train_proximal(contexts, adapter, weight):
@@ -328,13 +331,6 @@ def test_a_selector_has_the_proximal_term_and_the_frozen_factors_of_its_method(c
     assert proximal["loss_last"] > metrics["loss_last"]
 
 
-def test_a_proximal_term_that_the_trainer_does_not_add_is_refused(monkeypatch):
-    monkeypatch.setattr("components.federation.methods.perfedavg.PerFedAvg.proximal_weight", 0.1)
-    recipe = load_recipe("debug", ["federation.method=perfedavg", "federation.options.inner_steps=1"])
-    with pytest.raises(RecipeError, match=r"MetaTrainer, adds no proximal term.*weight 0\.1"):
-        build_trainer(recipe, "cpu")
-
-
 @pytest.mark.parametrize(("method", "options"), [("fedper", "{shared_layers: 1}"), ("fedrep", "{}")])
 def test_clients_with_private_modules_have_the_proximal_term_of_their_method(
     monkeypatch, contexts, method, options
@@ -342,8 +338,11 @@ def test_clients_with_private_modules_have_the_proximal_term_of_their_method(
     chosen = [f"federation.method={method}", f"federation.options={options}", "federation.optimizer.lr=1e-2"]
     recipe = load_recipe("debug", [*chosen, "federation.local_steps=6", "federation.batch_size=8"])
     scalars = {}
+    cls = REGISTERED.load(method)
+    plain = cls.local
     for weight in (0.0, 100.0):
-        monkeypatch.setattr(REGISTERED.load(method), "proximal_weight", weight)
+        wrap = proximal_wrap(weight)
+        monkeypatch.setattr(cls, "local", lambda self, wrap=wrap: replace(plain(self), wrap=wrap))
         trainer = build_trainer(recipe, "cpu")
         result = trainer.run(train_job(contexts, trainer.initial_adapter(0)), contexts.open("ada"))
         scalars[weight] = result.metrics.scalars

@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from mlflow import MlflowClient
 
+from components.config import UserError, check_section
+from components.config.benchmark import Benchmark
 from components.recipes import load_recipe
+from components.recipes.benchmarks import read_benchmark
+from components.reporting.published import read_lines
+from components.reporting.published import read_results as read_published
+from tasks import benchmark_lines
 from tasks.benchmark import share_generations
+from tasks.benchmark_lines import prospects, publish_lines
 from tasks.runs import create_run
 from tests.support.pipeline import PipelineRun, Workplace
 
@@ -77,6 +85,61 @@ def test_the_policies_of_a_benchmark_are_registered_only_where_it_names_a_model(
     assert [model.name for model in client.search_registered_models()] == ["of-one-arm"]
     assert len(client.search_model_versions("name = 'of-one-arm'")) == len(SEEDS)
     assert not client.get_registered_model("of-one-arm").aliases
+
+
+# --- published lines
+
+
+def test_published_lines_have_all_that_claims_and_tables_are_functions_of(finished, tmp_path):
+    from tasks.benchmark_report import read_results as read_folder
+
+    file = tmp_path / "plan.jsonl"
+    assert publish_lines(finished.folder, file) == len(RUNS) + len(SEEDS)
+    assert publish_lines(finished.folder, file) == 0
+    lines = read_lines(file)
+    assert [(line["kind"], line["seed"]) for line in lines if not line["arm"]] == [
+        ("contests", 0),
+        ("contests", 1),
+    ]
+    assert all(line["seconds"] > 0 for line in lines if line["arm"])
+    benchmark = read_benchmark(str(finished.folder / "benchmark.yaml"))
+    published, measured = read_published(lines, benchmark), read_folder(finished.folder, benchmark)
+    for name in ("metrics", "units", "base", "judges", "commits", "fronts"):
+        np.testing.assert_equal(getattr(published, name), getattr(measured, name), err_msg=name)
+    assert published.contests.keys() == measured.contests.keys()
+    for name, by_seed in published.contests.items():
+        for seed, contest in by_seed.items():
+            expected = measured.contests[name][seed]
+            assert contest.verdicts == expected.verdicts
+            assert contest.prompts == expected.prompts
+            assert contest.win_rate() == expected.win_rate()
+
+
+def test_a_finished_benchmark_costs_nothing_and_says_what_its_seeds_decide(finished):
+    benchmark = read_benchmark(str(finished.folder / "benchmark.yaml"))
+    time, head, *claims = prospects("plan.yaml", benchmark, finished.folder)
+    assert time == "estimated time: about 0 minutes for 0 runs, by the time of earlier runs"
+    assert head.startswith("what 2 seeds decide")
+    assert len(claims) == 1
+    more = benchmark.model_copy(update={"seeds": [0, 1, 2]})
+    assert "for 2 runs" in prospects("plan.yaml", more, finished.folder)[0]
+
+
+def test_a_file_of_results_without_a_folder_is_refused(finished, tmp_path):
+    with pytest.raises(UserError, match="there is no folder"):
+        publish_lines(finished.folder, tmp_path / "nothing" / "plan.jsonl")
+    with pytest.raises(UserError, match="is a folder: name a file in it"):
+        publish_lines(finished.folder, tmp_path)
+
+
+def test_published_results_of_a_name_are_not_those_of_a_file_of_this_name(monkeypatch, tmp_path):
+    """Nor is a file of the folder of published results that no benchmark has the name of read."""
+    monkeypatch.setattr(benchmark_lines, "PUBLISHED", tmp_path)
+    for name in ("reasoning", "performance"):
+        (tmp_path / f"{name}.jsonl").write_text('{"ratios": {}}\n')
+        plan = check_section(Benchmark, PLAN | {"claims": []}, "the benchmark")
+        (time,) = prospects(f"mine/{name}.yaml", plan, None)
+        assert "before one of them is finished" in time
 
 
 # --- the report
@@ -197,7 +260,7 @@ def test_the_groupings_of_an_ensemble_are_steps_between_its_rounds(finished):
 
 def test_an_ensemble_ends_with_its_selectors_and_the_one_of_each_client(finished):
     outcome = finished.arm("FedBiscuit", 0).federation.outcome
-    assert outcome.kind == "selector-ensemble"
+    assert outcome.votes
     assert set(outcome.adapters) == {"selector-0", "selector-1", "selector-2"}
     assert set(outcome.assignment) == set(finished.arm("FedBiscuit", 0).federation.after.accuracy.clients)
     assert "with the assigned adapter" in finished.output
@@ -239,7 +302,7 @@ def test_the_reward_hacking_curve_has_a_point_for_each_step_of_dpo(finished):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_policy_of_the_clients_is_the_aligned_policy_without_dpo_on_the_server(finished, seed):
     run = finished.arm("FedDPO", seed)
-    assert run.federation.outcome.kind == "shared-policy"
+    assert (run.federation.outcome.clients, run.federation.outcome.labels_pairs) == ([], False)
     assert run.federation.before.accuracy.mean == 0.5, "all rewards are the same with the initial adapter"
     aligned = run.folder / "alignment" / "final" / "adapter_model.safetensors"
     trained = run.folder / "federation" / "final" / "policy" / "adapter_model.safetensors"

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from mlflow.exceptions import MlflowException
 
-from components.data.records import read_rows
+from components.data.records import read_pairs
 from components.data.trees import read_trees
 from components.models.policy import client_adapter_folders, has_client_adapters
 from tests.support.mlflow_store import global_store
@@ -122,7 +122,7 @@ def clients(complete):
 
 def test_every_client_ends_with_its_own_adapter(complete, clients):
     outcome = complete.federation.outcome
-    assert outcome.kind == "client-adapters"
+    assert outcome.has_client_policies
     assert sorted(outcome.adapters) == clients
     assert sorted(complete.federation.adapters) == clients
     assert len(set(complete.hashes.values())) > 1
@@ -163,10 +163,10 @@ def test_the_context_of_a_long_question_is_truncated(trees):
 
 
 def test_the_pairs_of_trees_have_tree_and_depth_and_belong_to_the_client_of_their_set(complete, trees):
-    rows = read_rows(complete.folder / "prepared" / "pairs.parquet")
-    assert {row["client_id"] for row in rows} == set(trees)
-    assert {row["depth"] for row in rows} == {1, 2}
-    assert all(row["tree"].split("/")[0] == row["client_id"] for row in rows)
+    rows = read_pairs(complete.folder / "prepared" / "pairs.parquet")
+    assert {row.client_id for row in rows} == set(trees)
+    assert {row.depth for row in rows} == {1, 2}
+    assert all(row.tree.split("/")[0] == row.client_id for row in rows)
 
 
 def test_clients_answer_the_questions_of_their_set_and_take_turns_with_those_of_other_sets(answers, trees):

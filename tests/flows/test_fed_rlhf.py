@@ -1,19 +1,21 @@
 """The whole pipeline on the recipe `debug`: output, files and logs of a run, and resuming."""
 
+import functools
 import hashlib
 import json
 import os
+import pkgutil
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import pytest
 
 from components.config import RecipeError
-from components.data.validation import label_free_first
 from components.recipes import load_recipe
 from components.results import Metrics, StepRecord
 from flows import fed_rlhf as flow
@@ -41,12 +43,42 @@ def place(new_workplace):
     return new_workplace("complete")
 
 
+COUNTED = {
+    "recipes parsed": "components.recipes.load.parse_recipe",
+    "recipes checked": "components.recipes.estimates.check_fit",
+    "data sets read": "components.data.prepare.sample_pairs",
+}
+"""Functions that are called once for each of these."""
+
+
 @pytest.fixture(scope="module")
-def complete(place):
+def calls():
+    return Counter()
+
+
+@pytest.fixture(scope="module")
+def complete(place, calls):
     """A run of the command, in this process, from its data to its report."""
-    status, output = place.main(command, "run", "debug", *OVERRIDES)
+
+    def counted(name, function):
+        @functools.wraps(function)
+        def call(*arguments, **settings):
+            calls[name] += 1
+            return function(*arguments, **settings)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("components.recipes.data_preview._last", {})
+        for name, path in COUNTED.items():
+            patch.setattr(path, counted(name, pkgutil.resolve_name(path)))
+        status, output = place.main(command, "run", "debug", *OVERRIDES)
     assert status == 0, output
     return place.newest(output)
+
+
+def test_a_run_parses_and_checks_its_recipe_once_and_reads_its_data_once(complete, calls):
+    assert calls["recipes parsed"] == calls["recipes checked"] == calls["data sets read"] == 1
 
 
 @pytest.mark.parametrize(
@@ -328,6 +360,8 @@ def test_a_run_that_is_interrupted_says_where_it_stopped_and_ends_as_killed(new_
 def test_data_that_fail_their_expectations_stop_the_command_with_a_sentence_before_any_training(
     new_workplace, tmp_path
 ):
+    from components.data.validation import label_free_first  # imports Great Expectations
+
     place = new_workplace("bad-data")
     pairs = []
     for n in range(80):

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from components.config.federation import METHODS
-from components.federation.outcome import OUTCOMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("flows", "tasks", "components/reporting")
 FILES: list[str] = []
 for package in PACKAGES:
     FILES += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / package).rglob("*.py"))
-NAMES = {*METHODS.builtin, *OUTCOMES.builtin}
+NAMES = {*METHODS.builtin}
 QUESTIONS = {"method", "kind", "trained_model"}
 """Attributes whose value depends on the method."""
 
@@ -27,7 +26,7 @@ def docstrings(tree):
 
 
 def named_methods(tree):
-    """Lines with a string that is the name of a method or the kind of an outcome."""
+    """Lines with a string that is the name of a method."""
     documentation = docstrings(tree)
     return [
         node.lineno
@@ -62,7 +61,7 @@ def test_a_file_names_no_method_and_branches_on_none(file):
     [
         "if recipe.federation.method == 'fedavg': pass",
         "labels = {'firm': 'FIRM'}",
-        "x = record.outcome in ('selector-ensemble',)",
+        "x = recipe.federation.options in ('fedbis',)",
     ],
 )
 def test_a_name_of_a_method_in_code_is_reported(code):
@@ -72,9 +71,9 @@ def test_a_name_of_a_method_in_code_is_reported(code):
 @pytest.mark.parametrize(
     "code",
     [
-        "x = outcome.kind == OTHER",
+        "x = outcome.trained_model == OTHER",
         "x = recipe.federation.method in NAMES",
-        "match outcome.kind:\n    case _: pass",
+        "match outcome.trained_model:\n    case _: pass",
     ],
 )
 def test_a_branch_on_the_kind_of_a_method_is_reported(code):

@@ -17,6 +17,7 @@ from flows import fed_rlhf as flow
 from tests.support.long_tier import with_examples
 from tests.support.odd_names import ODD_NAMES, SHARED_START
 from tests.support.pipeline import NOISE
+from tests.support.registries import TRAINED_METHODS
 
 OWNERS = (*ODD_NAMES, SHARED_START)
 """One of them, which depends on the seed, has the judge's pairs; the others are clients."""
@@ -144,7 +145,7 @@ EXAMPLES = ("drift", "firm")
 """Adapters are named by clients and by objectives; the other methods name them themselves."""
 
 
-@pytest.mark.parametrize("method", with_examples(sorted(METHODS.builtin), EXAMPLES))
+@pytest.mark.parametrize("method", with_examples(sorted(TRAINED_METHODS), EXAMPLES))
 def test_odd_names_come_back_from_every_method_as_they_are(new_workplace, method):
     place = new_workplace("names")
     run, domains = complete_run(place, method)

@@ -93,7 +93,7 @@ def test_the_table_shows_the_rewards_and_their_kl(complete):
 
 def test_the_rounds_end_with_one_policy_for_all_clients(complete):
     outcome = complete.federation.outcome
-    assert outcome.kind == "shared-policy"
+    assert (outcome.clients, outcome.labels_pairs) == ([], False)
     assert list(outcome.adapters) == ["policy"]
     assert outcome.job_keys == {}
 
@@ -140,7 +140,7 @@ def test_concurrent_clients_give_the_bytes_of_clients_one_after_the_other(comple
 def test_the_kl_of_the_aligned_policy_is_at_the_temperature_of_training(complete):
     recipe = load_recipe("debug", OVERRIDES)
     rows = choose_prompts(complete.folder / "prepared", "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
-    prompts = [row["prompt"] for row in rows]
+    prompts = [row.prompt for row in rows]
     policy = Policy(recipe.policy, "cpu", complete.folder / "alignment" / "final")
 
     def kl(temperature):

@@ -66,7 +66,7 @@ def test_the_data_docs_are_written_and_logged(complete):
 
 def test_each_client_adapts_the_servers_adapter_when_it_is_measured(complete):
     result = complete.federation
-    assert result.outcome.kind == "personalized-clients"
+    assert (result.outcome.own, result.outcome.has_client_policies) == ("modules", False)
     assert list(result.outcome.adapters) == ["policy"]
     assert "by log-likelihood, summed" in complete.summary
     assert result.after.accuracy.pairs > 0

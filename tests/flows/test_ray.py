@@ -18,11 +18,11 @@ from components.config import RecipeError
 from components.config.runtime import RuntimeConfig
 from components.recipes import load_recipe
 from infra.servers import free_port
-from perf.cluster import Node
 from tasks import ray_cluster, ray_tasks
 from tasks.devices import describe_places, release_pool
-from tasks.ray_files import PREFIX
+from tasks.ray_nodes import PREFIX
 from tasks.runs import create_run
+from tests.support.ray_node import Node
 
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
@@ -295,24 +295,6 @@ def test_a_run_without_an_address_joins_no_other_ray(head, tmp_path, monkeypatch
     monkeypatch.delenv("RAY_ADDRESS")
     ray_cluster.connect(RuntimeConfig(task_runner="ray", ray_address=head.address))
     assert addresses.isdisjoint(ray_cluster.living_nodes())
-
-
-@pytest.mark.long
-def test_a_client_that_hangs_on_a_cluster_is_left_out(place, token, hanging_client):
-    shutdown()
-    head = Node()
-    settings = [
-        "federation.postprocessors=[{kind: hanging}]",
-        "runtime.client_timeout=20",
-        "selector.lora.dropout=0",
-    ]
-    try:
-        process = place.start(*SELECTORS, *settings, *on_ray(head))
-        output, _ = process.communicate(timeout=300)
-    finally:
-        end(head)
-    assert process.returncode == 0, output
-    assert "no answer within 20 s (runtime.client_timeout)" in output
 
 
 def test_a_cluster_that_does_not_answer_is_named(token):

@@ -125,7 +125,7 @@ def test_a_run_is_stopped_where_prefect_hides_the_signal_in_a_failure(prefect_se
     monkeypatch.setattr(stopping, "pipeline", pipeline, raising=False)
     try:
         with pytest.raises(SystemExit) as ended:
-            process.run_flow("stopping:pipeline", verbose=True)
+            process.run_flow("stopping:pipeline", True, dict)
     finally:
         HELD.clear()
     assert ended.value.code == 128 + 15

@@ -17,9 +17,10 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from setuptools import find_packages
 
-from components.benchmarks import benchmark_names
 from components.config import Recipe
-from components.recipes import load_recipe, recipe_names
+from components.recipes import load_recipe
+from components.recipes.benchmarks import benchmark_names
+from components.recipes.load import recipe_names
 from flows.cli import Stage
 from infra import servers
 from tasks.runs import write_stage_inputs
@@ -39,7 +40,7 @@ def read(name: str) -> dict:
 
 def recipe_sections(recipe) -> list[str]:
     """The sections of a recipe that determine its rounds."""
-    return recipe.federation.options.recipe_sections(recipe)
+    return recipe.rounds_sections
 
 
 def stage_params(folder: Path, overrides: list[str]) -> dict[str, list]:
@@ -164,25 +165,12 @@ def test_the_plots_of_dvc_read_outputs_of_stages():
         outputs.update(paths(stage, "outs", "metrics"))
     plotted: set[str] = set()
     for plot in read("dvc.yaml")["plots"]:
-        if isinstance(plot, str):  # an image
-            plotted.add(plot)
-            continue
         (settings,) = plot.values()
         for axis in ("x", "y"):
             if isinstance(settings[axis], dict):
                 plotted.update(settings[axis])
     assert plotted
     assert plotted <= outputs
-
-
-def test_each_table_that_dvc_plots_has_an_image_beside_it():
-    tables: set[str] = set()
-    for plot in read("dvc.yaml")["plots"]:
-        if isinstance(plot, dict):
-            (settings,) = plot.values()
-            tables.update(settings["y"])
-    images = {plot for plot in read("dvc.yaml")["plots"] if isinstance(plot, str)}
-    assert images == {table.replace(".csv", ".png") for table in tables}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -342,3 +344,27 @@ def test_up_outside_a_checkout_names_what_to_start_instead(state, monkeypatch):
     with pytest.raises(ServerError, match=r"checkout.*prefect server start.*mlflow server"):
         servers.start_servers()
     assert not list(state.iterdir())
+
+
+def test_a_deployment_without_schedules_in_the_file_or_without_the_file_has_none(tmp_path, monkeypatch):
+    schedules = [{"cron": "0 2 * * *", "timezone": "UTC", "active": True}]
+    kept = {"name": "nightly", "schedules": schedules}
+    (tmp_path / "prefect.yaml").write_text(json.dumps({"deployments": [{"name": "qa"}, kept]}))
+    (tmp_path / "flow.py").touch()
+    monkeypatch.setattr(servers, "PACKAGE", tmp_path)
+    assert servers.active_schedules() == ["nightly (0 2 * * * UTC)"]
+
+    def deployed(name, entrypoint="flow.py:flow", pool=servers.WORK_POOL):
+        schedule = SimpleNamespace(id=f"of {name}")
+        return SimpleNamespace(
+            id=name, name=name, entrypoint=entrypoint, work_pool_name=pool, schedules=[schedule]
+        )
+
+    client = MagicMock()
+    client.__enter__.return_value = client
+    others = [deployed("theirs", "their/flow.py:flow"), deployed("code", None), deployed("else", pool="else")]
+    client.read_deployments.return_value = [*map(deployed, ("qa", "nightly", "renamed")), *others]
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: client)
+    servers.remove_old_schedules("http://127.0.0.1:1/api")
+    removed = [call.args for call in client.delete_deployment_schedule.call_args_list]
+    assert removed == [("qa", "of qa"), ("renamed", "of renamed")]

@@ -7,10 +7,10 @@ import yaml
 
 from components.config import Recipe
 from components.data.records import DataError
-from components.inputs import store_inputs
 from components.io import read_json, write_json
 from components.models.backbone import fetch_backbone
 from components.recipes import load_recipe
+from components.recipes.inputs import store_inputs
 from flows import process
 from tasks.runs import Run, create_run
 from tests.support.bound_methods import bind
@@ -54,7 +54,8 @@ def test_the_inputs_of_backbones_are_their_names(tmp_path):
     folder = fetch_backbone("tiny-random")
     assert check_recipe(tmp_path, f"policy.backbone.name={folder}").exit_code == 0
     inputs = yaml.safe_load((tmp_path / "backbone-inputs.yaml").read_text())
-    assert inputs == {"backbones": [folder, "tiny-random"]}
+    assert inputs["backbones"] == [folder, "tiny-random"]
+    assert inputs["readers"]["policy"] == [str(folder), None]
 
 
 @pytest.mark.parametrize(
@@ -287,6 +288,23 @@ def test_rounds_are_resumed_only_where_they_belong_to_the_recipe(
     _remove_finished_rounds(run, load_recipe("debug", overrides))
     assert (run.federation / "commits").exists() == resumed
     _remove_finished_rounds(run, load_recipe("debug", overrides))  # harmless where there are no rounds
+
+
+def test_rounds_of_other_clients_begin_anew_and_who_joined_or_left_is_named(tmp_path, prepared):
+    from flows.stages import _remove_finished_rounds
+
+    recipe = load_recipe("debug")
+    run = create_run(recipe, tmp_path / "run")
+    shutil.copytree(prepared, run.prepared)
+    commit_first_state(run, recipe)
+    counts = read_json(run.prepared / "clients.json")
+    counts["eve"] = counts.pop("ada")
+    write_json(run.prepared / "clients.json", counts)
+    with (run.prepared / "pairs.parquet").open("ab") as file:
+        file.write(b" ")  # other data
+    assert _remove_finished_rounds(run, recipe) == "eve joined and ada left"
+    assert not run.federation.exists()
+    assert _remove_finished_rounds(run, recipe) == ""
 
 
 def test_rounds_whose_adapters_dvc_took_away_begin_anew(tmp_path, prepared):

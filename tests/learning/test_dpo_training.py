@@ -30,10 +30,10 @@ def compute_with_trl(config, dpo, adapter, rows, folder):
 
 
 def test_loss_and_gradients_are_those_of_trl_on_the_same_batch(debug, resident, adapter, reference, tmp_path):
-    encoded = [resident.encode_pair(pair) for pair in PAIRS]
+    encoded = [resident.encode(*pair.texts) for pair in PAIRS]
     rows = [
         {
-            "prompt": pair["prompt"],
+            "prompt": pair.prompt,
             "chosen_ids": chosen,
             "rejected_ids": rejected,
         }

@@ -15,9 +15,9 @@ from components.learning.loop import (
     Training,
     TrainingError,
     draw_minibatches,
-    pair_gradients,
     train,
 )
+from components.learning.wrapped_losses import ProximalLoss, WrappedLoss
 
 SGD = OptimizerConfig(name="sgd", lr=0.5, clip=None)
 
@@ -65,7 +65,7 @@ class ModelLoss(Loss):
 
     def __call__(self, rows):
         values = self.model.loss(rows)
-        return RowLosses(values, rows, 10 * len(rows))
+        return RowLosses(values, 10 * len(rows))
 
 
 class SquaredNorm(torch.nn.Module):
@@ -324,18 +324,20 @@ def test_a_training_ends_before_a_step_when_its_loss_says_so():
     assert model.weight[0].item() == -1.0
 
 
-def test_the_gradient_can_be_changed_before_each_step_that_is_taken():
+def test_a_loss_around_another_can_change_the_gradient_before_it_is_clipped():
     model = WeightSum(initial=0.0)
     norms = []
 
-    def double():
-        model.weight.grad *= 2
-        norms.append(model.weight.grad.norm().item())
+    class Doubling(WrappedLoss):
+        def before_step(self):
+            super().before_step()
+            model.weight.grad *= 2
+            norms.append(model.weight.grad.norm().item())
 
-    metrics = run(model, steps=5, loss=Stopping(model), before_step=double)
+    metrics = run(model, steps=5, loss=Doubling(Stopping(model)))
     assert model.weight[0].item() == -1.0
     assert len(metrics.losses) == 1
-    assert metrics.gradient_norms == pytest.approx(norms), "before the gradient is clipped"
+    assert metrics.gradient_norms == pytest.approx(norms[:1])
 
 
 def test_the_first_step_is_taken_whatever_the_loss_says():
@@ -363,68 +365,10 @@ def test_the_proximal_term_holds_the_parameters_at_the_optimizers_rate_alone(bel
     loss = ModelLoss(model)
     if belongs_to_the_loss:
         loss.parameter_groups, parameter_groups = parameter_groups, ()
-    run(model, SGD, steps=2, loss=loss, parameter_groups=parameter_groups, proximal_weight=2.0)
+    proximal = ProximalLoss(loss, [model.weight], 2.0)
+    run(model, SGD, steps=2, loss=proximal, parameter_groups=parameter_groups)
     assert model.weight.item() == pytest.approx(-(1.5 + 0.5 * (3 - 2 * 1.5)))
     assert model.other.item() == pytest.approx(-0.8)
-
-
-# --- gradients of pairs
-
-DIRECTIONS = torch.tensor([[3.0, 4, 0, 0], [0, 0, 1, 0], [0, 6, 0, 8], [0, 0, 0, 0.5]])
-"""Gradients of the losses of four rows."""
-
-
-class PairProducts(ModelLoss):
-    """Rows whose losses have these directions as gradients; row n belongs to pair n modulo `pairs`."""
-
-    def __init__(self, model, pairs):
-        super().__init__(model)
-        self.pairs = pairs
-
-    def __call__(self, rows):
-        return RowLosses(DIRECTIONS[rows] @ self.model.weight, rows % self.pairs, len(rows))
-
-
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
-        (4, {1: [0, 0, 1, 0], 2: [0, 6, 0, 8], 3: [0, 0, 0, 0.5]}),
-        (2, {0: [0, 6, 0, 8], 1: [0, 0, 1, 0.5]}),  # rows 1 and 3 are one pair
-    ],
-)
-def test_the_gradients_of_a_pair_are_the_sum_of_those_of_its_rows(pairs, expected):
-    model = WeightSum()
-    unused = torch.nn.Parameter(torch.ones(1))
-    losses = PairProducts(model, pairs)(np.array([3, 1, 2]))
-    gradients = dict(pair_gradients(losses, [model.weight, unused]))
-    assert {pair: gradient.tolist() for pair, (gradient, _) in gradients.items()} == expected
-    assert {gradient for _, gradient in gradients.values()} == {None}
-
-
-def mean_of_clipped(losses, parameters, share):
-    """The mean of the pairs' gradients, each clipped to a norm of 1."""
-    clipped = []
-    for _, (gradient,) in pair_gradients(losses, parameters):
-        clipped.append(gradient / gradient.norm().clamp(min=1.0))
-    return [torch.stack(clipped).mean(0) * share]
-
-
-@pytest.mark.parametrize(
-    ("pairs", "micro_batch_size", "expected"),
-    [
-        # (0.6, 0.8), (0, 0, 1), (0, 0.6, 0, 0.8) and (0, 0, 0, 0.5), which is not clipped
-        (4, None, [0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4]),
-        (4, 3, [0.6 / 4, 1.4 / 4, 1 / 4, 1.3 / 4]),  # micro-batches of three rows and one
-        # of the pairs (3, 10, 0, 8) and (0, 0, 1, 0.5)
-        (2, None, [1.5 / 173**0.5, 5 / 173**0.5, 0.5 / 1.25**0.5, 4 / 173**0.5 + 0.25 / 1.25**0.5]),
-    ],
-)
-def test_a_gradient_rule_may_clip_the_gradient_of_each_pair(pairs, micro_batch_size, expected):
-    model = WeightSum(initial=0.0)
-    training = Training(1, 4, SGD, seed=0, micro_batch_size=micro_batch_size)
-    loss = PairProducts(model, pairs)
-    train(model, [model.weight], [np.arange(4)], loss, training, gradient_rule=mean_of_clipped)
-    assert (-2 * model.weight).tolist() == pytest.approx(expected)
 
 
 # --- the minibatches of a loss

@@ -17,7 +17,7 @@ from tests.support.training import build_loss
 def compute_gradients(resident, reference, indices):
     """Gradients of the mean DPO loss of some pairs, by autograd."""
     resident.model.eval()
-    logprobs = resident.logprobs([resident.encode_pair(PAIRS[i]) for i in indices])
+    logprobs = resident.logprobs([resident.encode(*PAIRS[i].texts) for i in indices])
     ref = torch.from_numpy(reference[indices]).float()
     losses = dpo_loss(logprobs[:, 0], logprobs[:, 1], ref[:, 0], ref[:, 1], 0.1)
     return torch.autograd.grad(losses.mean(), resident.slot.parameters)
@@ -57,7 +57,7 @@ def test_a_meta_step_applies_the_gradient_after_the_inner_steps_to_the_values_be
     assert any(not torch.allclose(adapted[name], adapter[name], atol=1e-3) for name in adapted)
     assert metrics["steps"] == 3
     assert metrics["loss"] == metrics["dpo"] == pytest.approx(figures.losses[0])
-    assert metrics["tokens"] == count_tokens([resident.encode_pair(pair) for pair in PAIRS])
+    assert metrics["tokens"] == count_tokens([resident.encode(*pair.texts) for pair in PAIRS])
 
 
 def test_a_step_of_the_adaptation_is_plain_gradient_descent(resident, reference, adapter):
@@ -81,7 +81,7 @@ class NotFinite(Loss):
     """A loss that is NaN."""
 
     def __call__(self, rows):
-        return RowLosses(torch.full((len(rows),), torch.nan, requires_grad=True), rows, 0)
+        return RowLosses(torch.full((len(rows),), torch.nan, requires_grad=True), 0)
 
 
 def test_an_inner_step_whose_loss_is_not_finite_is_refused(resident, adapter):

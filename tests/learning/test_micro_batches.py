@@ -13,6 +13,7 @@ from components.config.local_objectives import ExclusionConfig, OfflinePpoObject
 from components.learning.loop import Training, train
 from components.learning.meta_learning import MetaLoss, adapt
 from components.learning.selector_training import train_selector
+from components.learning.wrapped_losses import ProximalLoss
 from tests.support.adapters import random_tensors
 from tests.support.multi_objective import build_ppo
 from tests.support.pairs import PAIRS, SCORES
@@ -25,8 +26,12 @@ DPO = DpoObjective()
 PDPO = PdpoObjective(reward_weight=[0.8, 0.8], scale_momentum=0.5, max_scale=1e9, exclusion=ExclusionConfig())
 
 
-def settings(micro_batch_size=None, batch_size=5, optimizer=SGD, steps=1, proximal_weight=0.0):
-    return Training(steps, batch_size, optimizer, 3, micro_batch_size, proximal_weight)
+def settings(micro_batch_size=None, batch_size=5, optimizer=SGD, steps=1):
+    return Training(steps, batch_size, optimizer, 3, micro_batch_size)
+
+
+def proximal(loss, local):
+    return ProximalLoss(loss, list(local.parameters.values()), 0.3)
 
 
 def assert_same_change(initial, first, second):
@@ -105,18 +110,19 @@ def test_the_activations_of_a_micro_batch_are_freed_before_the_next_one(tiny_sel
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
-    ("objective", "options"),
-    [(SftObjective(), {}), (DPO, {}), (DPO, {"steps": 2, "proximal_weight": 0.3})],
+    ("objective", "steps", "wrap"),
+    [(SftObjective(), 1, None), (DPO, 1, None), (DPO, 2, proximal)],
     ids=["sft", "dpo", "proximal"],
 )
 def test_steps_have_the_gradient_of_the_whole_minibatch(
-    personal_policy, adapter, reference, objective, options, size
+    personal_policy, adapter, reference, objective, steps, wrap, size
 ):
     """The proximal term is added once."""
-    whole = train_pairs(personal_policy, PAIRS, adapter, objective, settings(**options), reference=reference)
+    options = {"reference": reference, "wrap": wrap}
+    whole = train_pairs(personal_policy, PAIRS, adapter, objective, settings(steps=steps), **options)
     with recorded_rows(personal_policy.model) as rows:
         parts = train_pairs(
-            personal_policy, PAIRS, adapter, objective, settings(size, **options), reference=reference
+            personal_policy, PAIRS, adapter, objective, settings(size, steps=steps), **options
         )
     assert max(rows) == size
     assert_same_change(adapter, whole.adapter, parts.adapter)

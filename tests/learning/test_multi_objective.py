@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import OptimizerConfig, PpoConfig
+from components.config import OptimizerConfig, PpoConfig, UserError
 from components.learning import mgda
 from components.learning.estimators import RunningMoments, update_kl_coefficient
 from components.learning.loop import Training, TrainingError, draw_minibatches
 from components.learning.ppo import compute_gae, whiten
 from components.learning.rollouts import sample_rollout
 from components.models.resident import ResidentPolicy
-from components.models.rewards.reward_section import RewardError
 from components.seeding import derive, generator
 from tests.support.multi_objective import ADAMW, REWARDS, build_ppo, train_table
 from tests.support.reward_functions import score_length
@@ -146,7 +145,7 @@ def test_the_policy_that_sampled_has_no_kl_from_itself_at_its_temperature(short_
     ],
 )
 def test_a_reward_without_finite_scores_is_refused_by_name(short_policy, reward, words):
-    with pytest.raises(RewardError, match=f"the reward of objective 'broken' (?s:.*){words}"):
+    with pytest.raises(UserError, match=f"the reward of objective 'broken' (?s:.*){words}"):
         sample_rollout(short_policy, PROMPTS, {"broken": reward}, PpoConfig(), seed=0)
 
 

@@ -40,7 +40,10 @@ def train_ppo(resident, objective, training, scores=SCORES, **options):
 @pytest.fixture
 def learnt(resident):
     """Tensors of a critic that has learnt something."""
-    return {"weight": torch.full((1, resident.model.config.hidden_size), 0.1), "bias": torch.tensor([0.3])}
+    return {
+        "critic.weight": torch.full((1, resident.model.config.hidden_size), 0.1),
+        "critic.bias": torch.tensor([0.3]),
+    }
 
 
 # --- minibatches
@@ -104,7 +107,7 @@ def test_a_rollout_has_the_log_probabilities_of_the_received_policy_and_the_valu
     rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
     sums = torch.from_numpy(pair_logprobs(resident, PAIRS, 4)).reshape(-1).float()
     assert torch.allclose((rollout.old * rollout.mask).sum(1), sums, atol=1e-3)
-    tokens = resident.tokens([resident.encode_pair(PAIRS[0])])
+    tokens = resident.tokens([resident.encode(*PAIRS[0].texts)])
     values = 0.1 * tokens.states[0].sum(-1) + 0.3
     size = int(tokens.mask[0].sum())
     assert torch.allclose(rollout.values[0, :size], values[:size], atol=1e-4)
@@ -124,7 +127,7 @@ def test_pairs_are_evaluated_in_batches_with_the_values_that_each_has_by_itself(
     rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
     assert sizes[:2] == [4, 2], "batches of ClientData.batch_size, before those of the reference"
     for n, pair in enumerate(PAIRS):
-        alone = compute([resident.encode_pair(pair)])
+        alone = compute([resident.encode(*pair.texts)])
         for side, mask in enumerate(alone.mask):
             row, size = 2 * n + side, int(mask.sum())
             assert int(rollout.mask[row].sum()) == size
@@ -138,7 +141,7 @@ def test_with_a_critic_the_reward_is_the_penalty_at_each_token_and_the_centered_
 ):
     rollout = build_ppo(resident, UNDISCOUNTED, tensors=learnt)
     with torch.no_grad():
-        reference = resident.tokens([resident.encode_pair(pair) for pair in PAIRS], reference=True)
+        reference = resident.tokens([resident.encode(*pair.texts) for pair in PAIRS], reference=True)
     halves = np.stack([SCORES[:, 0] - SCORES[:, 1], SCORES[:, 1] - SCORES[:, 0]], axis=1).reshape(-1) / 2
     for row, score in enumerate(halves):
         size = int(reference.mask[row].sum())
@@ -170,7 +173,7 @@ def test_at_the_received_policy_the_loss_is_minus_the_mean_advantage_and_the_kl_
     means = (loss.advantages.sum(1) / loss.mask.sum(1)).reshape(6, 2).mean(1)
     assert torch.allclose(losses.values, -means[[4, 1]], atol=1e-4)
     assert loss.distances == [pytest.approx(0.0, abs=1e-6)]
-    assert losses.tokens == count_tokens([resident.encode_pair(PAIRS[n]) for n in (4, 1)])
+    assert losses.tokens == count_tokens([resident.encode(*PAIRS[n].texts) for n in (4, 1)])
 
 
 def test_only_the_used_pairs_are_evaluated(resident):
@@ -189,7 +192,7 @@ def test_a_loss_of_ppo_without_a_reward_is_refused(resident):
 def test_the_entropy_is_subtracted_from_the_loss(resident):
     without = measure(build_ppo(resident, with_values(entropy=0.0)), [4]).values
     with_entropy = measure(build_ppo(resident, with_values(entropy=0.5)), [4]).values
-    tokens = resident.tokens([resident.encode_pair(PAIRS[4])])
+    tokens = resident.tokens([resident.encode(*PAIRS[4].texts)])
     entropy = ((tokens.entropies * tokens.mask).sum(1) / tokens.mask.sum(1)).mean()
     assert with_entropy.tolist() == pytest.approx((without - 0.5 * entropy).tolist(), abs=1e-4)
 
@@ -254,7 +257,7 @@ def test_the_gradient_of_the_critic_is_clipped_apart_from_the_policys(resident, 
     training = settings(lr=1.0, name="sgd", clip=1e-2)
     trained, _, _, loss = train_ppo(resident, objective, training, tensors=learnt)
     policy = torch.cat([(trained[name] - adapter[name]).reshape(-1) for name in adapter]).norm()
-    head = (loss.tensors()["weight"] - learnt["weight"]).norm()
+    head = (loss.tensors()["critic.weight"] - learnt["critic.weight"]).norm()
     assert float(policy) == pytest.approx(1e-2, rel=1e-3)
     assert 0 < float(head) <= 1e-2 * CRITIC.lr * (1 + 1e-6)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from components.learning.pair_scores import PreferenceScores, implicit_margins
+from components.learning.pair_scores import PreferenceScores
 
 POLICIES = PreferenceScores(
     margins=np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
@@ -21,7 +21,3 @@ def test_selected_models_are_in_the_requested_order_and_may_repeat():
 
 def test_scores_without_rewards_have_none_after_a_selection():
     assert SELECTORS.select([0]).rewards is None
-
-
-def test_implicit_margins_are_differences_of_log_ratios():
-    assert implicit_margins(np.array([[-1.0, -3.0]]), np.array([[-2.0, -2.5]])).tolist() == [1.5]

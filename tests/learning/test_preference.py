@@ -10,7 +10,7 @@ from components.config import DpoObjective, OptimizerConfig, PdpoObjective
 from components.config.local_objectives import ExclusionConfig, OfflinePpoObjective, SftObjective
 from components.learning.client_data import ClientData
 from components.learning.loop import Training
-from components.learning.pair_scores import implicit_margins, pair_logprobs
+from components.learning.pair_scores import pair_logprobs
 from components.learning.preference import PreferenceLoss, find_excluded, update_scale
 from components.learning.reference_cache import ReferenceCache
 from tests.support.pairs import PAIRS
@@ -156,7 +156,7 @@ def test_without_reward_weight_the_first_loss_is_that_of_the_reference(resident)
 def compute_loss_by_autograd(resident, config):
     """The PDPO loss of all pairs from its formula, and its scale, whose initial value is 1."""
     reference = pair_logprobs(resident, PAIRS, 4, reference=True)
-    logprobs, features = resident.logprobs_and_features([resident.encode_pair(pair) for pair in PAIRS])
+    logprobs, features = resident.logprobs_and_features([resident.encode(*pair.texts) for pair in PAIRS])
     implicit = (logprobs - torch.from_numpy(reference).float()) @ torch.tensor([1.0, -1.0])
     rewards = resident.personal.head.reward(features)
     explicit = rewards[:, 0] - rewards[:, 1]
@@ -263,11 +263,23 @@ def test_supervised_training_makes_the_chosen_completions_more_likely(resident_p
     assert np.mean(losses[-3:]) < np.mean(losses[:3])
 
 
+def test_the_first_step_reports_the_log_likelihoods_of_the_reference(resident_policy):
+    initial = resident_policy.slot.initial_adapter(0)
+    whole = Training(1, len(PAIRS), LONG.optimizer, seed=0)
+    metrics = train_pairs(resident_policy, PAIRS, initial, DPO, whole).metrics
+    reference = pair_logprobs(resident_policy, PAIRS, 4, reference=True)
+    assert metrics["logps_chosen"] == pytest.approx(reference[:, 0].mean(), abs=1e-3)
+    assert metrics["logps_rejected"] == pytest.approx(reference[:, 1].mean(), abs=1e-3)
+
+
 def test_dpo_makes_the_implicit_rewards_prefer_the_chosen_completions(resident_policy):
     initial = resident_policy.slot.initial_adapter(0)
     _, metrics, figures, _ = train_pairs(resident_policy, PAIRS, initial, DPO, LONG)
     reference = pair_logprobs(resident_policy, PAIRS, 4, reference=True)
-    assert (implicit_margins(pair_logprobs(resident_policy, PAIRS, 4), reference) > 0).all()
+    ratios = pair_logprobs(resident_policy, PAIRS, 4) - reference
+    assert (ratios[:, 0] > ratios[:, 1]).all()
     assert figures.losses[0] == pytest.approx(math.log(2), abs=1e-4), "training starts at the reference"
     assert metrics["dpo"] == pytest.approx(metrics["loss"])
+    moved = metrics["logps_chosen"] - metrics["logps_rejected"]
+    assert moved > reference[:, 0].mean() - reference[:, 1].mean(), "the mean over the training"
     assert not {"excluded", "scale"} & set(metrics)

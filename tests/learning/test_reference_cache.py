@@ -26,7 +26,7 @@ def passes(monkeypatch):
 
 @pytest.fixture
 def rows(resident):
-    return [resident.encode_pair(pair) for pair in PAIRS]
+    return [resident.encode(*pair.texts) for pair in PAIRS]
 
 
 def test_cached_log_probabilities_are_those_of_the_backbone_without_the_adapter(resident, rows):

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 
-from components.data.records import DataError
+from components.data.records import DataError, Pair, pairs_frame, write_table
 from components.learning import reward_model
 from components.learning.reward_model import TrainedReward, train_reward
 from components.models.backbone import BackboneError
@@ -36,22 +35,21 @@ ONE_STEP = build_section(steps=1)
 def pairs(count, split):
     """Pairs whose chosen response consists of a's and whose rejected response consists of z's."""
     return [
-        {
-            "pair_id": f"{split}{n}",
-            "client_id": "judge",
-            "split": split,
-            "domain": "d",
-            "prompt": f"q{n}",
-            "chosen": "aaaa" + "b" * (n % 4),
-            "rejected": "zzzz" + "b" * (n % 3),
-        }
+        Pair(
+            prompt=f"q{n}",
+            chosen="aaaa" + "b" * (n % 4),
+            rejected="zzzz" + "b" * (n % 3),
+            client_id="judge",
+            split=split,
+        )
         for n in range(count)
     ]
 
 
 def write_judge_pairs(folder: Path, train=32, test=9) -> Path:
     folder.mkdir(exist_ok=True)
-    Dataset.from_list([*pairs(train, "train"), *pairs(test, "test")]).to_parquet(folder / "judge.parquet")
+    frame = pairs_frame([*pairs(train, "train"), *pairs(test, "test")], "own")
+    write_table(folder / "judge.parquet", frame)
     return folder
 
 
@@ -110,10 +108,11 @@ def test_a_trained_reward_has_the_scores_of_a_classifier_reward_of_its_folder(tr
 
 def test_pairs_are_scored_by_their_two_responses(trained, debug, prepared):
     resources = RewardResources(prepared, trained.folder.parents[1], 3, "cpu", debug.evaluation.judge)
-    scores, figures = trained.section.score_pairs(pairs(3, "train"), resources)
+    made = trained.section.prepare(resources)
+    scores = trained.section.load_pair_scorer(debug, "cpu", made.folder)(pairs(3, "train"))
     assert scores.shape == (3, 2)
     assert (scores[:, 0] > scores[:, 1] + 1).all()
-    assert figures == trained.figures
+    assert made.figures == trained.figures
 
 
 def test_training_does_not_change_the_global_generator():

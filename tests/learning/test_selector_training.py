@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from components.config import OptimizerConfig
+from components.data.records import Pair
 from components.learning.loop import Training
 from components.learning.selector_training import (
     accuracy,
@@ -18,14 +19,7 @@ from components.learning.selector_training import (
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
 
-PAIRS = [
-    {
-        "prompt": f"paper {i}",
-        "chosen": f"a whole summary {i}",
-        "rejected": f"cut {i}",
-    }
-    for i in range(4)
-]
+PAIRS = [Pair(f"paper {i}", f"a whole summary {i}", f"cut {i}") for i in range(4)]
 
 
 def settings(steps, batch_size, lr, seed=0):
@@ -38,8 +32,8 @@ def test_every_pair_is_shown_in_both_orders_with_both_labels():
     assert len(rows) == 2 * len(PAIRS)
     assert labels.sum() == len(PAIRS)
     for pair in PAIRS:
-        assert (Comparison(pair["prompt"], pair["chosen"], pair["rejected"]), 0) in rows
-        assert (Comparison(pair["prompt"], pair["rejected"], pair["chosen"]), 1) in rows
+        assert (Comparison(*pair.texts), 0) in rows
+        assert (Comparison(pair.prompt, pair.rejected, pair.chosen), 1) in rows
 
 
 def test_training_lowers_the_loss_until_the_chosen_completions_win(tiny_selector):
@@ -49,7 +43,7 @@ def test_training_lowers_the_loss_until_the_chosen_completions_win(tiny_selector
     assert metrics.losses[-1] < 0.55
     tiny_selector.slot.load(adapter)
     assert accuracy(score_pairs(tiny_selector, PAIRS)) == 1.0
-    exchanged = [pair | {"chosen": pair["rejected"], "rejected": pair["chosen"]} for pair in PAIRS]
+    exchanged = [Pair(pair.prompt, pair.rejected, pair.chosen) for pair in PAIRS]
     assert accuracy(score_pairs(tiny_selector, exchanged)) == 0.0
 
 

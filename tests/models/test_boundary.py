@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from components.config import BackboneConfig, LoraConfig, PolicyConfig
+from components.data.records import Pair
 from components.learning.pair_scores import pair_logprobs
 from components.models.backbone import load_tokenizer
 from components.models.chat_template import ChatTemplate
@@ -12,11 +13,11 @@ from components.models.tokens import encode_beginning, encode_continuation
 from tests.support.full_logits import completion_logprob
 from tests.support.tokenizers import WITH_BOS, WITHOUT_BOS, load_family, write_backbone
 
-REVIEW = {
-    "prompt": "I saw it twice: the film",
-    "chosen": " was great, and lovely.",
-    "rejected": " was a bore.\n\nNever again",
-}
+REVIEW = Pair(
+    prompt="I saw it twice: the film",
+    chosen=" was great, and lovely.",
+    rejected=" was a bore.\n\nNever again",
+)
 """As the source imdb prepares a row: the continuations keep their space."""
 
 CHAT_TEMPLATE = (
@@ -58,27 +59,27 @@ def joined_ids(resident, text):
     return [*tokenizer.encode(text), tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize("side", ["chosen", "rejected"])
-def test_the_ids_of_prompt_and_continuation_are_those_of_the_joined_text(resident, side):
-    prompt, completion = resident.encode(REVIEW["prompt"], REVIEW[side])
-    assert prompt == resident.policy.encode(REVIEW["prompt"])
-    assert [*prompt, *completion] == joined_ids(resident, REVIEW["prompt"] + REVIEW[side])
+@pytest.mark.parametrize("continuation", [REVIEW.chosen, REVIEW.rejected], ids=["chosen", "rejected"])
+def test_the_ids_of_prompt_and_continuation_are_those_of_the_joined_text(resident, continuation):
+    prompt, completion = resident.encode(REVIEW.prompt, continuation)
+    assert prompt == resident.policy.encode(REVIEW.prompt)
+    assert [*prompt, *completion] == joined_ids(resident, REVIEW.prompt + continuation)
 
 
 def test_the_log_likelihood_of_a_continuation_is_that_of_the_joined_text(resident):
-    prompt = resident.policy.encode(REVIEW["prompt"])
+    prompt = resident.policy.encode(REVIEW.prompt)
     expected = []
     with torch.no_grad():
-        for side in ("chosen", "rejected"):
-            ids = joined_ids(resident, REVIEW["prompt"] + REVIEW[side])
+        for continuation in (REVIEW.chosen, REVIEW.rejected):
+            ids = joined_ids(resident, REVIEW.prompt + continuation)
             expected.append(float(completion_logprob(resident.model, prompt, ids[len(prompt) :])))
     assert pair_logprobs(resident, [REVIEW], 1)[0] == pytest.approx(expected, abs=1e-3)
     assert pair_logprobs(resident, [REVIEW], 1, reference=True)[0] == pytest.approx(expected, abs=1e-3)
 
 
 def test_white_space_of_a_prompt_precedes_the_continuation_and_after_that_it_is_left_out(resident):
-    moved = {"prompt": REVIEW["prompt"] + " ", "chosen": "was great, and lovely. \n", "rejected": "was"}
-    assert resident.encode_pair(moved)[:2] == resident.encode_pair(REVIEW)[:2]
+    moved = resident.encode(REVIEW.prompt + " ", "was great, and lovely. \n")
+    assert moved == resident.encode(REVIEW.prompt, REVIEW.chosen)
 
 
 def test_a_token_that_spans_the_boundary_leaves_the_prompts_tokens_as_they_are(resident):
@@ -118,9 +119,9 @@ def test_with_a_chat_template_a_completion_is_a_message_without_white_space_arou
 def test_generated_tokens_are_read_again_as_the_joined_text_with_their_space(resident):
     """A sampled completion is trained on by its ids; its text with its space has the same ones."""
     policy = resident.policy
-    prompt, completion = resident.encode(REVIEW["prompt"], REVIEW["chosen"])
+    prompt, completion = resident.encode(REVIEW.prompt, REVIEW.chosen)
     text = policy.tokenizer.decode([*prompt, *completion], skip_special_tokens=True)
-    _, again = policy.encode_texts(REVIEW["prompt"], text.partition(REVIEW["prompt"])[2])
+    _, again = policy.encode_texts(REVIEW.prompt, text.partition(REVIEW.prompt)[2])
     assert again == completion
 
 

@@ -49,14 +49,15 @@ def test_the_ids_of_a_pair_are_those_of_trl(tmp_path, name, arguments):
     resident = open_chat_policy(name, tmp_path, chat_template_kwargs=arguments)
     tokenizer = resident.policy.tokenizer
     row = conversation(PAIR, chat_template_kwargs=arguments)
-    assert resident.encode_pair(PAIR) == encode_by_trl(tokenizer, row)
+    assert resident.encode(*PAIR.values()) == encode_by_trl(tokenizer, row)
 
 
 def test_the_ids_without_a_chat_template_are_those_of_trl(tmp_path):
     resident = open_chat_policy("gemma", tmp_path, chat="none")
-    text = resident.policy.template.render(prompt=PAIR["prompt"])
+    policy = resident.policy
     pair = PAIR | {side: f" {PAIR[side]}" for side in ("chosen", "rejected")}
-    assert resident.encode_pair(pair) == encode_by_trl(resident.policy.tokenizer, pair | {"prompt": text})
+    row = pair | {"prompt": policy.template.render(prompt=PAIR["prompt"])}
+    assert resident.encode(*pair.values()) == encode_by_trl(policy.tokenizer, row)
 
 
 @pytest.mark.parametrize(

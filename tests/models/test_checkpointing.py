@@ -66,7 +66,6 @@ def configured(section, dropout=0.05):
 @pytest.fixture(scope="module")
 def selectors(debug):
     """The tiny selector without and with checkpointing, with dropout."""
-    torch.set_num_threads(1)
     return [Selector(config, "cpu") for config in configured(debug.selector)]
 
 

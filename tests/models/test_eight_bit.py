@@ -8,14 +8,21 @@ import pytest
 import torch
 
 from components.alignment.dpo import align_policy, prepare_model
-from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
+from components.config import (
+    BackboneConfig,
+    DpoObjective,
+    LoraConfig,
+    OptimizerConfig,
+    RecipeError,
+    UserError,
+)
 from components.federation.clients.policy_trainer import PolicyTrainer
 from components.federation.clients.selector_trainer import SelectorTrainer
 from components.learning.loop import Training, build_optimizer
 from components.learning.pair_scores import pair_logprobs
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.eight_bit import EightBitError, check_support
+from components.models.eight_bit import check_support
 from components.models.policy import Policy
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
@@ -59,7 +66,7 @@ def build_policy_trainer(recipe):
 def test_without_the_library_8_bits_are_refused_with_the_key_and_the_remedy(missing, build, overrides, key):
     recipe = load_recipe("debug", overrides)
     value, alternative = ("8bit", "none") if "backbone" in key else ("adamw_8bit", "adamw")
-    with pytest.raises(EightBitError) as error:
+    with pytest.raises(UserError) as error:
         build(recipe)
     message = str(error.value)
     assert message.startswith(f"{key} is '{value}', but the library bitsandbytes cannot be imported here")
@@ -76,7 +83,7 @@ def test_a_device_that_the_library_cannot_use_is_named_with_the_reason(monkeypat
         rf"^x.name is '{value}', which bitsandbytes 0.1 does not support on cpu"
         r" \(name 'str2optimizer8bit' is not defined\).*runtime.devices"
     )
-    with pytest.raises(EightBitError, match=words):
+    with pytest.raises(UserError, match=words):
         check_support("x.name", value, "cpu")
 
 
@@ -100,7 +107,6 @@ def installed():
 
 
 def build_quantized_policy(debug, **lora):
-    torch.set_num_threads(1)
     lora = debug.policy.lora.model_copy(update=lora)
     values = {"backbone": QUANTIZED, "max_new_tokens": 20, "lora": lora}
     return ResidentPolicy(debug.policy.model_copy(update=values), "cpu")
@@ -147,7 +153,7 @@ def test_the_check_does_not_change_the_global_generator(installed):
 
 def test_the_reference_of_a_quantized_policy_is_the_quantized_backbone(resident):
     resident.slot.load(random_tensors(resident.slot, seed=1, scale=0.2))
-    rows = [resident.encode(pair["prompt"], pair["chosen"]) for pair in PAIRS]
+    rows = [resident.encode(pair.prompt, pair.chosen) for pair in PAIRS]
     reference = resident.score(rows, 3, reference=True)
     assert not np.allclose(reference, resident.score(rows, 3), atol=1e-2)
     resident.model = attach_lora(load_backbone(QUANTIZED, "cpu"), LoraConfig())
@@ -178,7 +184,7 @@ def test_training_a_quantized_policy_changes_the_adapter_alone_and_to_the_same_b
 
 def test_gradients_through_8_bit_weights_are_almost_those_through_the_exact_ones(resident, resident_policy):
     adapter = random_tensors(resident_policy.slot, seed=1, scale=0.02)
-    rows = [resident_policy.encode(pair["prompt"], pair["chosen"]) for pair in PAIRS]
+    rows = [resident_policy.encode(pair.prompt, pair.chosen) for pair in PAIRS]
     gradients = []
     for model in (resident_policy, resident):
         model.slot.load(adapter)
@@ -189,7 +195,7 @@ def test_gradients_through_8_bit_weights_are_almost_those_through_the_exact_ones
 
 
 def test_a_quantized_selector_scores_almost_as_the_exact_one(installed, debug):
-    comparisons = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
+    comparisons = [Comparison(*pair.texts) for pair in PAIRS]
     logits = []
     for backbone in (QUANTIZED, debug.selector.backbone):
         selector = Selector(debug.selector.model_copy(update={"backbone": backbone}), "cpu")
@@ -226,7 +232,7 @@ def test_the_moments_of_adamw_8bit_have_8_bits_and_its_steps_are_close_to_those_
 def test_the_adapter_of_a_quantized_policy_is_fp32_in_alignment(installed, debug, tmp_path):
     policy = Policy(debug.policy.model_copy(update={"backbone": QUANTIZED}), "cpu")
     ids = {"chosen_ids": [40, 41, 2], "rejected_ids": [50, 2]}
-    rows = [{"prompt": pair["prompt"]} | ids for pair in PAIRS]
+    rows = [{"prompt": pair.prompt} | ids for pair in PAIRS]
     values = {"lr": 1e-6, "batch_size": 2, "micro_batch_size": 2, "epochs": 1}
     dpo = debug.alignment.dpo.model_copy(update=values)
     initial = prepare_model(Policy(policy.config, "cpu"), dpo, 0)

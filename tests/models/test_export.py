@@ -14,10 +14,10 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from components.config import PolicyConfig
+from components.config import PolicyConfig, UserError
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
 from components.models.backbone import fetch_backbone, load_backbone
-from components.models.export import ExportError, export_model
+from components.models.export import export_model
 from components.models.policy import Policy
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
@@ -164,7 +164,7 @@ def test_the_format_has_the_text_of_the_template(policy, folders):
 
 def test_a_folder_with_files_is_refused(debug, adapter, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ExportError, match="is not an empty folder"):
+    with pytest.raises(UserError, match="is not an empty folder"):
         export_model(adapter, debug.policy, tmp_path, merge=False)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -16,8 +16,9 @@ from components.models.continuous_batch import (
     generate_batches,
     supports_continuous_batch,
 )
-from components.models.generation import GenerationSettings, generate_completions, split_requests
+from components.models.generation import generate_completions, split_requests
 from components.models.key_values import SPARE_COLUMNS
+from components.models.samples import GenerationSettings
 from tests.support.random_models import FAMILIES, build_random
 from tests.support.recording import record_calls
 

@@ -41,7 +41,6 @@ def build(family, **settings):
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request):
-    torch.set_num_threads(1)
     return build(request.param)
 
 

@@ -24,7 +24,7 @@ def rows(resident):
     """Rows with one completion each."""
     encoded = []
     for pair in PAIRS:
-        encoded += [resident.encode(pair["prompt"], pair[side]) for side in ("chosen", "rejected")]
+        encoded += [resident.encode(pair.prompt, text) for text in (pair.chosen, pair.rejected)]
     return encoded
 
 
@@ -68,8 +68,8 @@ def test_completions_of_one_prompt_share_its_pass_and_have_the_values_of_separat
     separate = []
     for pair in PAIRS:
         prompt, *completions = (
-            *resident.encode_pair(pair),
-            resident.encode(pair["prompt"], "a third one")[1],
+            *resident.encode(*pair.texts),
+            resident.encode(pair.prompt, "a third one")[1],
         )
         shared.append((prompt, *completions))
         separate += [(prompt, completion) for completion in completions]
@@ -115,7 +115,7 @@ def test_a_prompt_is_not_shared_by_a_recurrent_model():
 
 def test_tokens_have_the_values_of_the_full_logits_in_the_order_of_the_rows(resident, rows):
     base = resident.model.get_base_model()
-    encoded = [resident.encode_pair(pair) for pair in PAIRS]
+    encoded = [resident.encode(*pair.texts) for pair in PAIRS]
     tokens = completion_tokens(base, encoded, resident.policy.tokenizer.pad_token_id)
     sums = (tokens.logprobs * tokens.mask).sum(1).reshape(len(PAIRS), 2)
     assert torch.allclose(sums, resident.logprobs(encoded), atol=1e-4)

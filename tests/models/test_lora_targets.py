@@ -10,6 +10,7 @@ import torch
 
 from components.alignment.dpo import align_policy
 from components.config import BackboneConfig, DpoObjective, LoraConfig, OptimizerConfig, RecipeError
+from components.data.records import Pair
 from components.learning.loop import Training
 from components.learning.reward_model import RewardTrainingConfig, TrainedReward, train_reward
 from components.learning.selector_training import train_selector
@@ -28,10 +29,7 @@ from tests.support.random_models import build_random
 from tests.support.training import train_pairs
 
 LORA = LoraConfig(r=2, alpha=4, dropout=0.0)
-PAIRS = [
-    {"prompt": f"order {n}", "chosen": "a great film", "rejected": "a lovely film was great"}
-    for n in range(4)
-]
+PAIRS = [Pair(f"order {n}", "a great film", "a lovely film was great") for n in range(4)]
 TRAINING = Training(steps=1, batch_size=4, optimizer=OptimizerConfig(name="adamw", lr=0.05), seed=0)
 SHAPES = pytest.mark.parametrize(
     ("family", "tied"), [(family, tied) for family in FAMILIES for tied in (True, False)]
@@ -257,7 +255,7 @@ def test_the_servers_dpo_moves_every_tensor_and_its_saved_adapter_gives_its_logi
     )
     policy = Policy(config, "cpu")
     ids = {"chosen_ids": policy.tokenizer.encode("great"), "rejected_ids": policy.tokenizer.encode("film")}
-    pairs = [{"prompt": pair["prompt"]} | ids for pair in PAIRS]
+    pairs = [{"prompt": pair.prompt} | ids for pair in PAIRS]
     folder = align_policy(policy, dpo, pairs, tmp_path / "steps", [], seed=0).adapter
     initial = start if reference == "round_start" else earlier.initial_adapter(0)
     assert unmoved(initial, AdapterSlot(policy.model).read()) == []

@@ -1,12 +1,13 @@
 """The estimate of a step's memory, against what autograd stores in tiny models of several families."""
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from components.config import BackboneConfig, LoraConfig
+from components.config import BackboneConfig, FrozenModel, LoraConfig
 from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import disable_dropout, truncate_layers
 from components.models.checkpointing import checkpointed, enable_checkpointing
@@ -14,19 +15,16 @@ from components.models.last_layer import states_at_one_position, supports_one_po
 from components.models.logprobs import completion_logprobs
 from components.models.memory import (
     FAMILIES,
-    ForwardShape,
     ModelShape,
-    Precision,
     ShapeError,
     StepShape,
-    TrainedValues,
     activation_bytes,
-    estimate_forward,
-    estimate_step,
-    logit_bytes,
+    inference_bytes,
+    layer_bytes,
     step_flops,
+    training_bytes,
 )
-from perf.harness import flop_counter
+from tests.support.flops import flop_counter
 from tests.support.shapes import SHAPES
 
 TOLERANCE = 0.1
@@ -35,7 +33,6 @@ ROWS = 2
 TOKENS = 64
 IDS = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % 96
 PLAIN = LoraConfig(r=4, alpha=8, dropout=0.0)
-FP32 = Precision(4, on_cuda=False)
 LLAMA = {
     "hidden_size": 64,
     "intermediate_size": 176,
@@ -52,16 +49,16 @@ SIZES = {
     "gemma": LLAMA | {"head_dim": 32},
 }
 SPECIAL = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-DTYPES = {torch.float32: FP32, torch.bfloat16: Precision(2, on_cuda=False)}
 
 
 def build(family, lora, dtype=torch.float32):
-    """A tiny model with random weights and LoRA, in training mode, and its shape."""
+    """A tiny model with random weights and LoRA, in training mode, and its shape on the CPU."""
     torch.manual_seed(0)
     config = CONFIG_MAPPING[family](**SIZES[family] | SPECIAL)
     disable_dropout(config)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False).eval()
-    shape = ModelShape.from_config(config.to_dict(), BackboneConfig(name=family))
+    backbone = BackboneConfig(name=family, dtype=str(dtype).removeprefix("torch."))
+    shape = ModelShape.from_config(config.to_dict(), backbone, on_cuda=False)
     return attach_lora(model, lora).train(), shape
 
 
@@ -89,13 +86,13 @@ def measure(model):
     return measured
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_are_those_that_autograd_stores(family, dropout, dtype):
     lora = LoraConfig(r=4, alpha=8, dropout=dropout)
     model, shape = build(family, lora, dtype)
-    expected = activation_bytes(shape, lora, DTYPES[dtype], StepShape(ROWS, TOKENS))
+    expected = activation_bytes(shape, lora, StepShape(ROWS, TOKENS))
     assert expected == pytest.approx(measure(model), rel=TOLERANCE)
 
 
@@ -106,7 +103,7 @@ def test_activations_are_those_that_autograd_stores(family, dropout, dtype):
 def test_modules_without_an_adapter_store_no_input(family, modules):
     lora = LoraConfig(r=4, alpha=8, dropout=0.1, target_modules=modules)
     model, shape = build(family, lora)
-    expected = activation_bytes(shape, lora, FP32, StepShape(ROWS, TOKENS))
+    expected = activation_bytes(shape, lora, StepShape(ROWS, TOKENS))
     assert expected == pytest.approx(measure(model), rel=TOLERANCE)
 
 
@@ -114,8 +111,8 @@ def test_modules_without_an_adapter_store_no_input(family, modules):
 def test_with_checkpointing_the_inputs_of_layers_are_stored(family):
     model, shape = build(family, PLAIN)
     enable_checkpointing(model, family)
-    step = StepShape(ROWS, TOKENS, checkpointing=True)
-    expected = activation_bytes(shape, PLAIN, FP32, step)
+    shape = replace(shape, checkpointing=True)
+    expected = activation_bytes(shape, PLAIN, StepShape(ROWS, TOKENS))
     with checkpointed(model):
         assert expected == pytest.approx(measure(model), rel=0.25)  # positions and masks count here
 
@@ -129,7 +126,7 @@ def test_a_last_layer_at_one_position_stores_keys_and_values(family, dropout):
         states = states_at_one_position(model.get_base_model(), IDS, torch.tensor([TOKENS - 1, TOKENS // 2]))
         measured = stored()
     del states
-    expected = activation_bytes(shape, lora, FP32, StepShape(ROWS, TOKENS, one_position=True))
+    expected = activation_bytes(shape, lora, StepShape(ROWS, TOKENS, one_position=True))
     assert expected == pytest.approx(measured, rel=TOLERANCE)
 
 
@@ -148,7 +145,7 @@ def test_packed_pairs_store_a_mask_and_repeated_keys(family):
         measured = stored()
     del logprobs
     step = StepShape(ROWS, TOKENS, logit_positions=80, shared_prompts=True)
-    expected = activation_bytes(shape, PLAIN, FP32, step) + 4 * 80 * shape.vocabulary
+    expected = activation_bytes(shape, PLAIN, step) + 4 * 80 * shape.vocabulary
     assert expected == pytest.approx(measured, rel=0.25)
 
 
@@ -172,46 +169,47 @@ def test_weights_and_adapter_of_a_model_of_real_size_are_those_of_a_model_withou
     sizes = {True: 0, False: 0}
     for parameter in model.parameters():
         sizes[parameter.requires_grad] += parameter.nbytes
-    assert shape.weight_bytes(Precision(2)) == pytest.approx(sizes[False], rel=1e-3)
+    assert shape.weight_bytes == pytest.approx(sizes[False], rel=1e-3)
     assert 4 * shape.lora_values(lora) == sizes[True]
 
 
 def test_linear_layers_of_8_bits_take_a_byte_per_weight():
-    _, shape = build("llama", LoraConfig(r=2))
+    _, shape = build("llama", LoraConfig(r=2), torch.bfloat16)
     embeddings = 2 * 96 * 64 * 2
-    linear = shape.weight_bytes(Precision(2)) - embeddings
-    assert shape.weight_bytes(Precision(2, is_8bit=True)) == embeddings + linear / 2
+    linear = shape.weight_bytes - embeddings
+    assert replace(shape, is_8bit=True).weight_bytes == embeddings + linear / 2
 
 
 def test_logits_are_computed_in_chunks():
-    _, shape = build("llama", LoraConfig(r=2))
-    assert logit_bytes(shape, StepShape(1, 1, logit_positions=10)) == 4 * 3 * 10 * 96
-    assert logit_bytes(shape, StepShape(1, 1, logit_positions=5000)) == 4 * 3 * 1024 * 96
-    assert logit_bytes(shape, StepShape(1, 1, logit_positions=10, entropies=True)) == 4 * 5 * 10 * 96
+    _, shape = build("llama", PLAIN)
+
+    def logits(**options):
+        steps = StepShape(1, 1, **options), StepShape(1, 1)
+        with_them, without = (training_bytes(shape, PLAIN, step, "adamw") for step in steps)
+        return with_them - without
+
+    assert logits(logit_positions=10) == 4 * 3 * 10 * 96
+    assert logits(logit_positions=5000) == 4 * 3 * 1024 * 96
+    assert logits(logit_positions=10, entropies=True) == 4 * 5 * 10 * 96
 
 
 @pytest.mark.parametrize(("optimizer", "size"), [("adamw", 8), ("adamw_8bit", 2), ("sgd", 0), ("rmsprop", 4)])
 def test_the_trained_values_have_gradients_and_optimizer_state(optimizer, size):
-    lora = LoraConfig(r=4)
-    _, shape = build("llama", lora)
-    trained = TrainedValues(optimizer, personal=100, resident_bytes=7)
-    estimate = estimate_step(shape, lora, Precision(2), StepShape(1, 8), trained)
-    values = shape.lora_values(lora) + 100
-    assert estimate.adapter == 4 * values
-    assert estimate.optimizer == size * values
-    assert estimate.weights == shape.weight_bytes(Precision(2)) + 7
-    assert estimate.total > estimate.weights + estimate.activations
+    _, shape = build("llama", PLAIN)
+    step = StepShape(1, 8)
+    whole = training_bytes(shape, PLAIN, step, optimizer)
+    assert training_bytes(shape, PLAIN, step, optimizer, personal=100) - whole == 100 * (4 + 2 * 4 + size)
+    adapter = shape.lora_values(PLAIN) * (4 + 2 * 4 + size)
+    backward = 8 * layer_bytes(shape, PLAIN, masked=False)
+    assert whole == adapter + activation_bytes(shape, PLAIN, step) + backward
 
 
 def test_checkpointing_and_micro_batches_lower_the_total():
     lora = LoraConfig(r=4, dropout=0.05)
     _, shape = build("llama", lora)
-    trained = TrainedValues("adamw")
-    totals = [
-        estimate_step(shape, lora, Precision(2), step, trained).total
-        for step in (StepShape(32, 512), StepShape(4, 512), StepShape(4, 512, checkpointing=True))
-    ]
-    assert totals[0] > totals[1] > totals[2]
+    whole, micro = (training_bytes(shape, lora, StepShape(rows, 512), "adamw") for rows in (32, 4))
+    stored = training_bytes(replace(shape, checkpointing=True), lora, StepShape(4, 512), "adamw")
+    assert whole > micro > stored
 
 
 @pytest.mark.parametrize(
@@ -238,7 +236,8 @@ def test_the_operations_of_a_step_are_those_that_torch_counts(family, checkpoint
     model.get_base_model().set_attn_implementation("eager")  # torch counts no other on the CPU
     with flop_counter() as counter, checkpointed(model) if checkpointing else nullcontext():
         model(input_ids=IDS, use_cache=False).logits.sum().backward()
-    step = StepShape(ROWS, TOKENS, logit_positions=ROWS * TOKENS, checkpointing=checkpointing)
+    shape = replace(shape, checkpointing=checkpointing)
+    step = StepShape(ROWS, TOKENS, logit_positions=ROWS * TOKENS)
     passes = 4 if checkpointing else 3
     all_positions = 2 * passes * ROWS * TOKENS**2 * shape.layers * shape.heads * shape.head_dim / 2
     expected = step_flops(shape, PLAIN, step) + 2 * all_positions  # eager attention reads later positions too
@@ -259,7 +258,7 @@ def test_the_weights_of_a_deberta_classifier_are_those_of_the_model():
             DebertaV2Config(**settings, position_biased_input=False, type_vocab_size=0, share_att_key=True)
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert shape.weight_bytes(Precision(4)) == pytest.approx(4 * parameters, rel=0.01)
+    assert shape.weight_bytes == pytest.approx(2 * parameters, rel=0.01)
 
 
 def test_the_cache_of_a_batch_has_as_many_columns_as_are_estimated():
@@ -268,18 +267,22 @@ def test_the_cache_of_a_batch_has_as_many_columns_as_are_estimated():
 
     assert memory.SPARE_COLUMNS == SPARE_COLUMNS
     _, shape = build("llama", LoraConfig())
-    estimate = estimate_forward(shape, Precision(4), ForwardShape(3, 50, 20))
+    writes, reads = (FrozenModel("policy", BackboneConfig(), 3, 50, new) for new in (20, 0))
+    estimated = inference_bytes(shape, writes) - inference_bytes(shape, reads)
     cache = RowCache(shape.layers, 3, 50, 20)
     prompt = torch.zeros(shape.key_value_heads, 50, shape.head_dim)
     cache.enter(0, [(prompt, prompt)] * shape.layers)
     stored = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache._row_layers)
-    assert estimate.cache == stored + 3 * shape.layers * 2 * prompt.nbytes
+    assert estimated == stored + 3 * shape.layers * 2 * prompt.nbytes
 
 
 def test_a_merged_adapter_of_a_policy_in_fp32_has_the_weights_of_its_layers_again():
     lora = LoraConfig(r=4, target_modules=["q_proj"])
-    _, shape = build("llama", lora)
-    sizes = [estimate_forward(shape, Precision(size), ForwardShape(1, 8, 8), lora) for size in (4, 2)]
-    assert (
-        sizes[0].adapter - sizes[1].adapter == 4 * shape.layers * shape.hidden * shape.heads * shape.head_dim
-    )
+    adapters = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        _, shape = build("llama", lora, dtype)
+        models = (FrozenModel("policy", BackboneConfig(), 1, 8, 8, one) for one in (lora, None))
+        merged, plain = (inference_bytes(shape, model) for model in models)
+        adapters[dtype] = merged - plain
+    weights = 4 * shape.layers * shape.hidden * shape.heads * shape.head_dim
+    assert adapters[torch.float32] - adapters[torch.bfloat16] == weights

@@ -8,13 +8,13 @@ import torch
 from transformers import AutoConfig
 
 from components.alignment.dpo import align_policy
-from components.config import BackboneConfig, DpoObjective, OptimizerConfig, RecipeError
+from components.config import BackboneConfig, DpoObjective, OptimizerConfig, RecipeError, UserError
 from components.learning.loop import Training
 from components.learning.pair_scores import pair_logprobs
 from components.learning.selector_training import train_selector
 from components.models.adapters import AdapterSlot, export_adapter
 from components.models.backbone import BackboneError, fetch_backbone, load_backbone
-from components.models.offload import OffloadError, place_modules
+from components.models.offload import place_modules
 from components.models.policy import Policy
 from components.models.resident import ResidentPolicy
 from components.models.selector import Comparison
@@ -26,7 +26,7 @@ from tests.support.random_models import build_random
 from tests.support.training import train_pairs
 
 OFFLOADED = {"device_map": {"model.layers.0": "disk"}}
-COMPARISONS = [Comparison(pair["prompt"], pair["chosen"], pair["rejected"]) for pair in PAIRS]
+COMPARISONS = [Comparison(*pair.texts) for pair in PAIRS]
 WITH_ADAPTER = ["alignment.dpo.reference=sft", "alignment.dpo.reference_adapter=x"]
 TRAINING = Training(steps=3, batch_size=4, optimizer=OptimizerConfig(lr=1e-2), seed=1)
 
@@ -161,7 +161,7 @@ def test_auto_fills_the_device_and_then_the_memory(device, max_memory, expected)
 
 def test_a_device_without_room_for_the_rest_and_a_layer_is_refused():
     words = r"embeddings, the head and one layer of 'tiny-random' need .*raise"
-    with pytest.raises(OffloadError, match=words):
+    with pytest.raises(UserError, match=words):
         place("cpu", {"device": "50KB"})
 
 
@@ -175,7 +175,7 @@ def test_weights_that_are_converted_while_they_are_loaded_cannot_stay_on_disk(tm
 @pytest.mark.parametrize("name", ["lm_head", "model.layers.0.mlp", "model.layers.2"])
 def test_what_is_no_layer_is_refused(name):
     words = rf"'{name}', which is no layer of 'tiny-random': .*model\.layers\.0"
-    with pytest.raises(OffloadError, match=words):
+    with pytest.raises(UserError, match=words):
         load_backbone(BackboneConfig(name="tiny-random", device_map={name: "disk"}), "cpu")
 
 

@@ -129,7 +129,7 @@ def test_every_product_of_a_backbone_with_a_frozen_weight_is_by_onednn(debug, pr
         policy = Policy(debug.policy, "cpu")
         slot = AdapterSlot(policy.attach_lora(debug.policy.lora))
         slot.load(random_tensors(slot, seed=0, scale=0.3))
-        rows = [policy.encode_trained("a paper about models", "an answer", "no")]
+        rows = [policy.encode_texts("a paper about models", "an answer", "no")]
         logprobs = completion_logprobs(policy.model.get_base_model(), rows, 0)
         logprobs.sum().backward()
         backbone = load_backbone(debug.policy.backbone, "cpu")

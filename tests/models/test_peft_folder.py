@@ -16,7 +16,7 @@ from components.models.backbone import load_backbone
 from components.models.peft_folder import check_adapter_folder, read_shapes
 from components.models.policy import Policy
 from components.models.store import AdapterError
-from components.recipes import load_recipe, validate_environment
+from components.recipes import check_recipe, load_recipe
 from tests.support.lora_models import build_family, write_family
 
 TINY = BackboneConfig(name="tiny-random")
@@ -57,16 +57,15 @@ def change_options(folder: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def validate(folder: Path, *overrides: str) -> list[str]:
+def validate(folder: Path, *overrides: str) -> tuple[str, ...]:
     """What `fed-rlhf check` does with a recipe that names a reference adapter."""
     dpo = [f"alignment.dpo.reference_adapter={folder}", "alignment.dpo.reference=sft"]
-    unread, _ = validate_environment(load_recipe("debug", [*dpo, *overrides]))
-    return unread
+    return check_recipe(load_recipe("debug", [*dpo, *overrides])).unread
 
 
 def test_options_without_an_effect_on_the_tensors_are_accepted(folder):
     change_options(folder, init_lora_weights="eva", eva_config={"rho": 1.0}, ensure_weight_tying=True)
-    assert validate(folder) == []
+    assert validate(folder) == ()
 
 
 def test_an_option_is_reported_before_missing_tensors(folder):

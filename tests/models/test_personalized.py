@@ -34,7 +34,6 @@ def config(debug):
 
 @pytest.fixture(scope="module")
 def resident(config):
-    torch.set_num_threads(1)
     return ResidentPolicy(config, "cpu", ALL)
 
 
@@ -130,7 +129,7 @@ def test_in_bf16_an_untrained_personalized_model_has_the_log_probabilities_of_it
     backbone = config.backbone.model_copy(update={"dtype": "bfloat16"})
     resident = ResidentPolicy(config.model_copy(update={"backbone": backbone}), "cpu", ALL)
     load_initial(resident)
-    rows = [resident.encode_pair({"prompt": "about trees", "chosen": "it holds", "rejected": "not at all"})]
+    rows = [resident.encode("about trees", "it holds", "not at all")]
     with torch.no_grad():
         personalized = resident.logprobs(rows)
         with as_reference(resident.model):
@@ -153,10 +152,7 @@ def test_frozen_parameters_stay_frozen_after_the_reference_was_used(config):
 @pytest.fixture
 def rows(resident):
     load_random(resident)
-    return [
-        resident.encode_pair({"prompt": "about trees " * n, "chosen": "it holds " * n, "rejected": "no"})
-        for n in (1, 2, 3)
-    ]
+    return [resident.encode("about trees " * n, "it holds " * n, "no") for n in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("pooling", ["response", "sequence"])

@@ -10,7 +10,7 @@ from components.models import continuous_batch, generation
 from components.models import policy as policy_module
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.generation import GenerationSettings, SampleKey, find_stop_ids, generate_completions
+from components.models.generation import find_stop_ids, generate_completions
 from components.models.policy import (
     ClientPolicySet,
     Policy,
@@ -23,6 +23,7 @@ from components.models.policy import (
     save_client_adapters,
 )
 from components.models.resident import ResidentPolicy
+from components.models.samples import Completion, GenerationSettings, Reply, SampleKey
 from tests.support.adapters import random_tensors
 
 PROMPTS = [
@@ -349,3 +350,11 @@ def test_adapters_with_different_lora_configurations_are_refused(debug, slot, tm
     (folder / "clients.json").write_text('{"ada": "ada", "bea": "bea"}')
     with pytest.raises(PolicyError, match="do not have the same LoRA configuration"):
         ClientPolicySet(debug.policy, "cpu", folder)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_reply_keeps_the_white_space_that_a_completions_text_loses(policy, monkeypatch, finished):
+    end = [policy.tokenizer.eos_token_id] if finished else []
+    ids = (*policy.tokenizer.encode(" 1\n", add_special_tokens=False), *end)
+    monkeypatch.setattr(policy, "generate", lambda *_, **__: [[Completion(ids, "1", finished)]])
+    assert policy.write(["x"]) == [Reply(" 1\n", finished)]

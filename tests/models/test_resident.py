@@ -23,7 +23,7 @@ def test_scores_do_not_depend_on_the_batches(resident):
 
 def test_the_reference_is_the_backbone_without_the_adapter(resident):
     backbone = load_backbone(resident.policy.config.backbone, "cpu")
-    rows = [resident.encode(pair["prompt"], pair["rejected"]) for pair in PAIRS]
+    rows = [resident.encode(pair.prompt, pair.rejected) for pair in PAIRS]
     with torch.no_grad():
         expected = completion_logprobs(backbone, rows, resident.policy.tokenizer.pad_token_id)[:, 0]
     reference = pair_logprobs(resident, PAIRS, 4, reference=True)

@@ -7,15 +7,15 @@ from importlib.metadata import EntryPoint
 import numpy as np
 import pytest
 
-from components.config import RecipeError
+from components.config import RecipeError, UserError
 from components.models.rewards.function import (
     ALLOW_CODE,
     REWARD_FUNCTIONS,
     FunctionReward,
     find_reward_function,
 )
-from components.models.rewards.reward_section import RewardError, check_scores
-from components.recipes import load_recipe, validate_environment
+from components.models.rewards.reward_section import check_scores
+from components.recipes import check_recipe, load_recipe
 from tests.support.reward_functions import score_length
 
 SCORE_LENGTH = "tests.support.reward_functions:score_length"
@@ -61,7 +61,7 @@ def test_reading_a_recipe_imports_no_code_that_it_names(allowed):
     judge = "evaluation.judge={kind: reward, reward: {kind: function, name: 'nowhere.at_all:f'}}"
     recipe = load_recipe("debug", [judge])
     with pytest.raises(RecipeError, match="FED_RLHF_ALLOW_CODE=nowhere"):
-        validate_environment(recipe)
+        check_recipe(recipe)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def fail(prompts, responses):
     ],
 )
 def test_a_reward_that_does_not_give_one_finite_score_per_response_is_refused_by_name(reward, words):
-    with pytest.raises(RewardError, match=f"the reward x (?s:.*){words}"):
+    with pytest.raises(UserError, match=f"the reward x (?s:.*){words}"):
         check_scores("the reward x", reward, ["q", "q"], ["a", "b"])
 
 

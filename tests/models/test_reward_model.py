@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from components.data.records import Pair
 from components.models.backbone import BackboneError, fetch_backbone
 from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
-from components.models.rewards.reward_section import RewardResources
 from tests.support.recording import record_calls
 
 PROMPTS = ["why?", "a longer question than the others", "why?", "so"]
@@ -18,7 +18,6 @@ def folder(tmp_path_factory):
     """A tiny random classifier with two outputs, over the tiny backbone's bytes."""
     from transformers import AutoConfig, AutoTokenizer, LlamaForSequenceClassification
 
-    torch.set_num_threads(1)
     source = fetch_backbone("tiny-random")
     folder = tmp_path_factory.mktemp("classifier")
     config = AutoConfig.from_pretrained(source, num_labels=2)
@@ -90,15 +89,12 @@ def test_a_score_does_not_depend_on_the_order_of_the_rows(load, monkeypatch):
     assert len(set(scores)) == 8
 
 
-def test_pairs_are_scored_by_their_two_responses(folder, debug, tmp_path):
+def test_pairs_are_scored_by_their_two_responses(folder, debug):
     section = ClassifierReward(name=str(folder))
-    resources = RewardResources(tmp_path, tmp_path, 0, "cpu", debug.evaluation.judge)
-    rows = [{"prompt": "why?", "chosen": "because", "rejected": "no"}]
-    scores, figures = section.score_pairs(rows, resources)
+    scores = section.load_pair_scorer(debug, "cpu", None)([Pair("why?", "because", "no")])
     expected = section.load("cpu", None)(["why?", "why?"], ["because", "no"])
     assert scores.shape == (1, 2)
     assert scores[0] == pytest.approx(expected, abs=1e-6)
-    assert figures == {}
 
 
 # --- formats
@@ -146,7 +142,13 @@ def test_an_output_that_the_model_does_not_have_is_refused_with_both_numbers(loa
         load(output=2)
 
 
-@pytest.mark.parametrize("use", [lambda section: RewardModel(section, "cpu"), ClassifierReward.check_files])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda section: RewardModel(section, "cpu"),
+        lambda section: section.check_files("rewards.helpful"),
+    ],
+)
 def test_a_classifier_that_cannot_be_loaded_or_checked_is_refused_by_name_and_revision(tmp_path, use):
     words = r"reward model '.*nowhere' \(revision main\) could not be loaded"
     with pytest.raises(BackboneError, match=words):
@@ -155,4 +157,4 @@ def test_a_classifier_that_cannot_be_loaded_or_checked_is_refused_by_name_and_re
 
 def test_the_configuration_of_a_classifier_is_enough_for_its_check(folder, tmp_path):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    ClassifierReward(name=str(tmp_path)).check_files()
+    ClassifierReward(name=str(tmp_path)).check_files("rewards.helpful")

@@ -15,6 +15,7 @@ from transformers import (
     pipeline,
 )
 
+from components.data.records import Pair
 from components.learning.reward_model import TrainedReward, train_reward
 from components.models.backbone import BackboneError
 from components.models.rewards.classifier import ClassifierReward, ResponseFormat, RewardModel
@@ -202,10 +203,7 @@ def test_a_trained_reward_is_trained_at_the_token_at_which_it_is_read(tmp_path, 
     lora = {"r": 2, "dropout": 0.0, "target_modules": ["c_attn"]}
     training = {"backbone": backbone.model_dump(), "lora": lora, "steps": 2, "batch_size": 2, "lr": 0.1}
     reward = TrainedReward(template=TURNS + shape.eos, training=training)
-    rows = [
-        {"prompt": prompt, "chosen": response, "rejected": "no"}
-        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
-    ]
+    rows = [Pair(prompt, response, "no") for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]
 
     def read_places(model, *_, input_ids, attention_mask, **__):
         places = torch.arange(input_ids.shape[1])

@@ -8,17 +8,11 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from components.config import BackboneConfig
+from components.config import BackboneConfig, UserError
 from components.data.templates import load
 from components.models import selector_model
 from components.models.backbone import backbone_root, load_backbone, load_tokenizer
-from components.models.selector import (
-    Comparison,
-    SelectorError,
-    encode_comparison,
-    find_choice_tokens,
-    majority_vote,
-)
+from components.models.selector import Comparison, encode_comparison, find_choice_tokens, majority_vote
 from components.models.selector_model import BatchShare, Selector, choice_logits
 from tests.support.adapters import random_tensors
 from tests.support.recording import record_calls
@@ -75,7 +69,7 @@ def test_a_tokenizer_that_splits_an_answer_is_refused():
     vocabulary = {token: i for i, token in enumerate([*letters, "ĠA"])}
     plain = Tokenizer(models.BPE(vocabulary, [("Ġ", "A")]))
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    with pytest.raises(SelectorError, match=r"splits ' B' into 2 tokens .*: use another backbone"):
+    with pytest.raises(UserError, match=r"splits ' B' into 2 tokens .*: use another backbone"):
         find_choice_tokens(PreTrainedTokenizerFast(tokenizer_object=plain))
 
 
@@ -137,7 +131,7 @@ def test_the_prompt_has_a_limit_of_its_own(tokenizer):
 
 def test_a_template_that_leaves_no_room_is_refused_with_both_lengths(tokenizer):
     size = template_length(tokenizer)
-    with pytest.raises(SelectorError, match=rf"needs {size} tokens .*is {size + 15}: raise selector.max"):
+    with pytest.raises(UserError, match=rf"needs {size} tokens .*is {size + 15}: raise selector.max"):
         encode_comparison(tokenizer, TEMPLATE, COMPARISON, size + 15, None)
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from components.models.tf32 import tf32_products
+from components.models.rewards.classifier import tf32_products
 
 MATMUL = torch.backends.cuda.matmul
 

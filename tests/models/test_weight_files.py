@@ -24,6 +24,15 @@ def test_a_model_as_it_is_loaded_has_the_weights_of_its_files(saved):
     assert first_other_weight(model.to(torch.bfloat16), str(saved), None) is None
 
 
+def test_a_row_that_is_nan_in_the_file_is_that_of_the_file(saved):
+    path = saved / "model.safetensors"
+    weights = load_file(path)
+    next(iter(weights.values()))[0] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert first_other_weight(model, str(saved), None) is None
+
+
 @pytest.mark.parametrize("end", [0, -1])
 def test_each_weight_that_is_initialized_again_is_found(saved, end):
     names = [name for name, weight in AutoModelForCausalLM.from_pretrained(saved).named_parameters()]

@@ -13,18 +13,8 @@ from components.config import UserError
 from components.paths import PACKAGE
 from perf import commands
 from perf.__main__ import main
-from perf.peers import comparisons, environment, exchange, own, runs
-from perf.peers.runs import OURS, TimedWork
-
-
-@pytest.fixture(autouse=True)
-def restore_threads():
-    """Threads are restored afterwards."""
-    import torch
-
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+from perf.peers import comparisons, exchange, own
+from perf.peers.comparisons import OURS, loss_difference
 
 
 @pytest.fixture(scope="module")
@@ -101,28 +91,27 @@ def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
 
     content = read(policy_folder)
     peers = [trl_client.train_client(policy_folder, content, job) for job in content["rounds"][0]]
-    ours = runs.parse_work("ours", own.time_clients(policy_folder))
-    work = runs.parse_work("trl", peers)
-    runs.require_equal_work("trl", ours, work)
-    first, last = runs.largest_difference(ours, work)
-    assert first < 1e-5
-    assert last < 1e-4
-    assert all(part.seconds > 0 for part in [*ours, *work])
+    ours = own.time_clients(policy_folder)
+    assert loss_difference("trl", ours, peers) < 1e-5
+    for part, other in zip(ours, peers, strict=True):
+        assert part["losses"].keys() == other["losses"].keys()
+        for client, losses in part["losses"].items():
+            assert losses[1] == pytest.approx(other["losses"][client][1], abs=1e-4)
+    assert all(part["seconds"] > 0 for part in [*ours, *peers])
 
 
 def test_rounds_through_the_flow_have_the_losses_of_clients_one_after_the_other(
     selector_folder, new_workplace, monkeypatch
 ):
     place = new_workplace("peers")
-    work, _ = place.call(lambda: own.time_rounds(str(selector_folder)))
-    rounds = runs.parse_work("ours", work)
+    rounds, _ = place.call(lambda: own.time_rounds(str(selector_folder)))
     assert len(rounds) == 2
-    assert all(part.seconds > 0 for part in rounds)
-    clients = runs.parse_work("ours", own.time_clients(str(selector_folder)))
-    losses = {name: losses for part in clients for name, losses in part.losses.items()}
-    assert rounds[0].losses.keys() == losses.keys()
+    assert all(part["seconds"] > 0 for part in rounds)
+    clients = own.time_clients(str(selector_folder))
+    losses = {name: losses for part in clients for name, losses in part["losses"].items()}
+    assert rounds[0]["losses"].keys() == losses.keys()
     for name, expected in losses.items():
-        assert rounds[0].losses[name] == pytest.approx(expected, abs=1e-6)
+        assert rounds[0]["losses"][name] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed here")
@@ -141,7 +130,7 @@ def test_a_client_of_the_flower_app_has_the_losses_of_the_project(selector_folde
         assert losses[0] == pytest.approx(part["losses"][job["client"]][0], abs=1e-5)
 
 
-@pytest.mark.parametrize("script", sorted(environment.SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", sorted(comparisons.SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
 def test_the_programs_of_the_peers_import_nothing_of_the_project(script):
     imported = set()
     for node in ast.walk(ast.parse(script.read_text())):
@@ -155,7 +144,7 @@ def test_the_programs_of_the_peers_import_nothing_of_the_project(script):
 
 
 def test_the_peers_have_the_versions_of_the_project():
-    pins = read_pins(environment.REQUIREMENTS)
+    pins = read_pins(comparisons.REQUIREMENTS)
     versions = read_pins(PACKAGE / "constraints.txt")
     assert {"torch", "transformers", "peft", "trl", "flwr"} <= set(pins)
     assert {name for name in pins if name not in versions} == {"flwr"}
@@ -174,10 +163,10 @@ def test_the_environment_is_made_once_for_the_same_requirements(tmp_path, monkey
 
     monkeypatch.setattr(subprocess, "run", run)
     for _ in range(2):
-        assert environment.peers_python(tmp_path / "peers") == tmp_path / "peers" / "bin" / "python"
+        assert comparisons.peers_python(tmp_path / "peers") == tmp_path / "peers" / "bin" / "python"
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
     (tmp_path / "peers" / "installed.txt").write_text("flwr==1.0.0")
-    environment.peers_python(tmp_path / "peers")
+    comparisons.peers_python(tmp_path / "peers")
     assert len(commands) == 4
 
 
@@ -189,17 +178,17 @@ def test_a_failed_installation_is_one_sentence_and_leaves_no_stamp(tmp_path, mon
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(UserError, match="No matching distribution found for flwr.*check that PyPI") as caught:
-        environment.peers_python(tmp_path / "peers")
+        comparisons.peers_python(tmp_path / "peers")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "peers" / "installed.txt").exists()
 
 
 def test_peers_run_without_telemetry_and_do_not_see_the_project(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
-    variables = environment.peer_variables()
+    variables = comparisons.peer_variables()
     assert variables["FLWR_TELEMETRY_ENABLED"] == "0"
     assert variables["RAY_USAGE_STATS_ENABLED"] == "0"
-    assert variables["PYTHONPATH"] == str(environment.SCRIPTS)
+    assert variables["PYTHONPATH"] == str(comparisons.SCRIPTS)
 
 
 def work_of(seconds, loss=0.7):
@@ -214,11 +203,10 @@ def test_runs_alternate_and_the_first_work_of_a_run_is_not_timed():
         order.append(name)
         return [work_of(value, 0.7 if name == OURS else 0.7005) for value in seconds[name]]
 
-    frame = runs.alternate({name: lambda name=name: program(name) for name in seconds}, 2)
+    frame = comparisons.alternate({name: lambda name=name: program(name) for name in seconds}, 2)
     assert order == [OURS, "flower", "flower", OURS]
     assert frame["seconds"].tolist() == [2.0, 5.0, 5.0, 2.0]
     assert frame["loss difference, first steps"].tolist() == pytest.approx([0, 0.0005, 0.0005, 0])
-    assert not frame["loss difference, last steps"].any()
 
 
 def test_a_peer_that_does_other_work_in_a_repeat_is_an_error():
@@ -228,31 +216,21 @@ def test_a_peer_that_does_other_work_in_a_repeat_is_an_error():
         "trl": lambda: [work_of(1.0), work_of(1.0, next(losses))],
     }
     with pytest.raises(AssertionError, match="trl must do the work of fed-rlhf"):
-        runs.alternate(programs, 2)
+        comparisons.alternate(programs, 2)
 
 
 @pytest.mark.parametrize("peer", [{"ada": (0.702, 0.6)}, {"ada": (float("nan"), 0.6)}, {"bea": (0.7, 0.6)}])
 def test_other_work_of_a_peer_is_an_error(peer):
-    ours = [TimedWork(seconds=1.0, losses={"ada": (0.7, 0.6)})]
-    runs.require_equal_work("trl", ours, [TimedWork(seconds=2.0, losses={"ada": (0.7005, 0.9)})])
+    ours = [{"seconds": 1.0, "losses": {"ada": (0.7, 0.6)}}]
+    same = [{"seconds": 2.0, "losses": {"ada": (0.7005, 0.9)}}]
+    assert loss_difference("trl", ours, same) == pytest.approx(0.0005)
     with pytest.raises(AssertionError, match="trl must"):
-        runs.require_equal_work("trl", ours, [TimedWork(seconds=2.0, losses=peer)])
-
-
-def test_the_json_of_a_program_is_its_work():
-    assert runs.parse_work("trl", [work_of(1.5)]) == [TimedWork(seconds=1.5, losses={"ada": (0.7, 0.6)})]
-
-
-@pytest.mark.parametrize(
-    "items", [{"a": 1}, [{"seconds": 1.0}], 3, [{"seconds": 1.0, "losses": {"ada": [1]}}]]
-)
-def test_other_json_is_a_clear_error(items):
-    with pytest.raises(UserError, match="trl could not be measured: its last line is not the JSON"):
-        runs.parse_work("trl", items)
+        loss_difference("trl", ours, [{"seconds": 2.0, "losses": peer}])
 
 
 def test_a_recipe_with_an_optimizer_that_peers_do_not_have_is_refused(monkeypatch, capsys, tmp_path):
-    from components.recipes import dump_recipe, load_recipe
+    from components.recipes import load_recipe
+    from components.recipes.load import dump_recipe
 
     path = tmp_path / "sgd.yaml"
     path.write_text(dump_recipe(load_recipe("debug", ["federation.optimizer.name=sgd"])))

@@ -32,14 +32,10 @@ def place(new_workplace):
 
 @pytest.fixture(scope="module")
 def idle():
-    """The number of threads is restored, and the machine seems to have no other work."""
-    import torch
-
-    threads = torch.get_num_threads()
+    """The machine seems to have no other work."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "getloadavg", lambda: (0.25, 0.0, 0.0))
         yield patch
-    torch.set_num_threads(threads)
 
 
 def read_table(link):
@@ -62,7 +58,7 @@ def nights(place, idle):
     idle.setitem(nightly.MEASUREMENTS, "scripted", lambda *_: {"scripted/new_against_old": [next(speeds)]})
     runs = []
     for number in range(len(SPEEDS)):
-        names = ["mgda", "scripted"] if number == 0 else ["scripted"]
+        names = ["generation", "scripted"] if number == 0 else ["scripted"]
         state, output = place.call(
             lambda names=names: nightly.performance("debug", names, pairs=1, return_state=True)
         )
@@ -80,7 +76,7 @@ def logged(nights, place):
 
 def test_each_run_logs_its_ratios_to_one_finished_mlflow_run(logged):
     assert [run.data.metrics["scripted/new_against_old"] for run in logged] == SPEEDS
-    assert logged[0].data.metrics["mgda/faces_against_cvxpy_for_2"] > 0
+    assert logged[0].data.metrics["generation/continuous_against_batches"] > 0
     assert {run.info.status for run in logged} == {"FINISHED"}
 
 
@@ -124,7 +120,7 @@ def test_a_regression_fails_the_flow_after_everything_is_logged(nights, logged):
 
 
 def test_the_printed_tables_are_in_the_log(nights):
-    assert "A solution of MGDA, median of" in nights[0].output
+    assert "Completions (debug:" in nights[0].output
 
 
 def test_beside_other_work_the_flow_fails_and_logs_nothing(nights, logged, place, monkeypatch):
@@ -155,7 +151,7 @@ def test_the_default_measurements_exist():
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["speed"], "unknown measurements: speed; choose from selector-step, dpo-step, waiting"),
+        (["speed"], "unknown measurements: speed; choose from selector-step, generation, orchestration"),
         ([], "there are no measurements"),
     ],
 )

@@ -11,8 +11,8 @@ from components.models.backbone import find_active_dropout
 from components.models.memory import ModelShape
 from perf import throughput
 from perf.__main__ import main
-from perf.harness import flop_counter
 from perf.throughput import Step
+from tests.support.flops import flop_counter
 
 TINY = {
     "model_type": "llama",
@@ -69,15 +69,7 @@ def test_the_table_and_its_json_have_the_same_figures(tiny, capsys):
     assert ["tokens_per_s", f"{figures['tokens_per_s']:,.0f}"] in cells
     assert ["layers", "3"] in cells
     assert ["length", "16"] in cells
-    assert all(name in out for name in figures["costs"])
     assert torch.get_num_threads() == threads
-
-
-def test_the_three_largest_costs_are_shares_in_descending_order(tiny):
-    shares = list(throughput.measure(Step("tiny", 2, 16), 1, "cpu")["costs"].values())
-    assert len(shares) == 3
-    assert all(0 < share < 1 for share in shares)
-    assert shares == sorted(shares, reverse=True)
 
 
 def test_an_unknown_peak_gives_no_utilization(tiny):

@@ -1,8 +1,10 @@
 """The report of a benchmark: its tables, charts and answers."""
 
+import math
+
 import pytest
 
-from components.benchmarks import read_benchmark
+from components.recipes.benchmarks import read_benchmark
 from components.reporting.benchmark_page import (
     accuracy_names,
     benchmark_page,
@@ -10,6 +12,8 @@ from components.reporting.benchmark_page import (
     contests_table,
     judges_table,
     metrics_tables,
+    policies_table,
+    rank_correlation,
 )
 from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import find_changes
@@ -63,7 +67,7 @@ def test_what_claims_are_on_comes_first():
     assert means.header[2:4] == ["own taste", "common taste"]
 
 
-def test_beside_a_mean_over_clients_are_the_worst_client_and_the_spread():
+def test_beside_a_mean_over_clients_are_the_worst_ones_the_spread_and_jains_index():
     metrics = {
         "FedPer": {0: {SUMMED: 0.5, "align/kl_sequence": 1.0}, 1: {SUMMED: 0.6}},
         "front": {0: {"front/rank": 1.0}},
@@ -72,8 +76,9 @@ def test_beside_a_mean_over_clients_are_the_worst_client_and_the_spread():
     units = {"FedPer": {seed: {SUMMED: Units(CLIENTS, {"": own})} for seed, own in enumerate(clients)}}
     means, single = metrics_tables(BenchmarkResults(metrics=metrics, units=units))
     assert means.header[2] == "accuracy by log-likelihood"
-    assert [row[2] for row in means.rows] == ["0.550 ± 0.071 (0.300; 0.250)", "-"]
-    assert [row[2] for row in single.rows] == ["0.500 (0.400; 0.100)", "0.600 (0.200; 0.400)", "-"]
+    assert [row[2] for row in means.rows] == ["0.550 ± 0.071 (0.300; 0.250; 0.827)", "-"]
+    seeds = ["0.500 (0.400; 0.100; 0.962)", "0.600 (0.200; 0.400; 0.692)", "-"]
+    assert [row[2] for row in single.rows] == seeds
     assert "standard deviation over the clients" in means.caption
 
 
@@ -128,12 +133,15 @@ def test_accuracies_are_shown_by_taste_if_they_have_tastes_and_none_twice(runs, 
 
 
 def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed():
-    results = BenchmarkResults(contests=CONTESTS)
+    judges = {seed: {"judge_accuracy": 0.9, "judge_held_out_pairs": 20.0} for seed in (0, 1)}
+    results = BenchmarkResults(contests=CONTESTS, judges=judges)
     (row,) = contests_table(results).rows
     pool = results.pools["FedBis against base policy"]
     assert row[:3] == ["FedBis against base policy", "4 (3)", "50.0% [0.0%, 100.0%] (2/1/1)"]
-    assert row[3:6] == [format_equal_length(pool), f"{pool.ties_half:.1%}", "5, 5"]
-    assert row[6] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
+    corrected = "66.4% [0.0%, 100.0%] (undecided)"  # (62.5% + q - 1) / (2 q - 1) with q = 37 / 42
+    assert row[3:7] == [format_equal_length(pool), "-", f"{pool.ties_half:.1%}", corrected]
+    assert row[7] == "5, 5"
+    assert row[8] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
 
 
 def test_the_caption_of_the_contests_states_over_what_the_intervals_are():
@@ -212,7 +220,7 @@ def page():
     )
     changes = find_changes({"FedBis": {"after/accuracy/mean": 0.5}}, [], {"accuracy": 0.1})
     plan = read_benchmark("summarization")
-    return benchmark_page("B <1>", plan, results, [finding], [], changes, "c" * 40)
+    return benchmark_page("B <1>", plan, results, [finding], {}, changes, "c" * 40)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +267,18 @@ def test_the_assigned_adapters_have_a_column_where_some_are_assigned():
     )
     assert means.header[2:] == ["own taste", "own taste, own adapter"]
     assert [row[2:] for row in means.rows] == [["0.500", "0.700"], ["0.600", "0.600"]]
+
+
+def test_pair_accuracy_is_beside_that_of_the_policy_with_their_rank_correlation():
+    figures = {"one": (0.6, 0.52), "two": (0.7, 0.51), "three": (0.8, 0.55), "four": (0.9, 0.56)}
+    metrics = {
+        arm: {0: {"after/accuracy/mean": pairs, "implicit_reward/summed/mean": policy}}
+        for arm, (pairs, policy) in figures.items()
+    }
+    table = policies_table(BenchmarkResults(metrics=metrics | {"other": {0: {"after/accuracy/mean": 0.5}}}))
+    assert [row[0] for row in table.rows] == list(figures)
+    assert table.rows[0][1:] == ["0.600", "-", "0.520", "-"]
+    assert "policy's accuracy by log-likelihood: 0.667;" in table.caption  # 5 pairs agree, 1 does not
+    assert math.isnan(rank_correlation([(0.1, 0.2), (0.3, 0.4)]))
+    assert math.isnan(rank_correlation([(0.1, 0.2), (0.1, 0.3), (0.1, 0.4)]))
+    assert policies_table(BenchmarkResults(metrics={"other": {0: {"after/accuracy/mean": 0.5}}})).rows == []

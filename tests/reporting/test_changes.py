@@ -1,10 +1,11 @@
-"""Figures of a benchmark beside those of its last runs, and what is a regression."""
+"""Figures of a benchmark beside those of its last runs, and the choices of its file."""
 
 import math
 
 import pytest
 
-from components.reporting.changes import changes_table, find_changes
+from components.config.benchmark import Choice
+from components.reporting.changes import changes_table, choices_table, choose_arms, find_changes
 
 ACCURACY = {"accuracy": 0.02}
 
@@ -53,3 +54,33 @@ def test_the_table_has_a_row_for_each_arm_and_figure():
         ["FedDPO", "worst client", "not measured"],
     ]
     assert table.rows[0][3:] == ["0.500", "0.600", "-0.100", "1"]
+
+
+# --- choices
+
+CHOICES = {"FedPer": Choice(among=["slow", "fast"], figure="accuracy")}
+
+
+def figures(slow, fast):
+    """Accuracies of two arms by seed."""
+    return {
+        arm: {seed: {"after/accuracy/mean": value} for seed, value in enumerate(values)}
+        for arm, values in (("slow", slow), ("fast", fast))
+    }
+
+
+@pytest.mark.parametrize(
+    ("slow", "fast", "arm"),
+    [
+        ([0.5, 0.6], [0.4, 0.8], "fast"),
+        ([0.5, 0.7], [0.4, 0.7], "slow"),
+        ([0.5, 0.5], [0.25, 0.75], "slow"),
+        ([0.5, 0.6], [0.9], ""),
+        ([], [], ""),
+    ],
+)
+def test_the_arm_with_the_largest_mean_over_all_seeds_is_chosen_and_of_equal_ones_the_first(slow, fast, arm):
+    chosen = choose_arms(CHOICES, figures(slow, fast), [0, 1])
+    assert chosen == {"FedPer": arm}
+    (row,) = choices_table(CHOICES, chosen).rows
+    assert row[:2] == ["FedPer", arm or "not measured"]

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from components.benchmarks import benchmark_names, read_benchmark
-from components.config.benchmark import WINS
+from components.config.benchmark import OF_CONTESTS
 from components.config.local_objectives import implicit_reward_scale
-from components.federation.method import method_of
 from components.recipes import load_recipe
+from components.recipes.benchmarks import benchmark_names, read_benchmark
 from components.reporting.metrics import (
     ALIASES,
     Alias,
@@ -20,7 +19,6 @@ from components.reporting.metrics import (
     mean_metrics,
     named,
     question_figures,
-    reward_curve,
 )
 from components.results import AccuracySummary
 from tests.support.contests import LOSS, WIN, contest
@@ -74,6 +72,10 @@ def test_an_accuracy_has_a_mean_its_clients_range_its_domains_and_other_metrics(
         "accuracy/summed/mean": 0.7,
         "accuracy/summed/worst": 0.6,
         "accuracy/summed/best": 0.9,
+        "accuracy/worst_tenth": 0.4,
+        "accuracy/jain": pytest.approx(0.9),
+        "accuracy/summed/worst_tenth": 0.5,
+        "accuracy/summed/jain": pytest.approx(1.4**2 / (2 * (0.25 + 0.81))),
     }
 
 
@@ -122,10 +124,11 @@ def test_the_own_adapters_accuracy_is_the_assigned_ones_where_clients_use_severa
 
 
 def test_numbers_of_the_other_phases_have_the_names_of_mlflow(debug):
+    judge = {"judge_accuracy": 0.75, "judge_held_out_pairs": 84}
     evaluation = evaluation_result(
         answers={"aligned_tokens": 12.5},
-        judge_figures={"judge_accuracy": 0.75, "judge_held_out_pairs": 84},
-        contests={"aligned_vs_base": contest([WIN, LOSS, WIN, WIN]).figures(500)},
+        judge_figures=judge,
+        contests={"aligned_vs_base": contest([WIN, LOSS, WIN, WIN]).figures(500, judge=judge)},
         rouge={"aligned": {"rougeLsum": 0.2}, "base": {"rougeLsum": 0.1}},
         implicit_reward=accuracy_report(mean=0.55),
         questions={"aligned": question_result(0.3, 0.8, total=0.5), "base": question_result(0.2)},
@@ -145,6 +148,7 @@ def test_numbers_of_the_other_phases_have_the_names_of_mlflow(debug):
         "aligned_vs_base/win_rate": 0.75,
         "aligned_vs_base/wins": 3,
         "aligned_vs_base/single_order/win_rate": 0.75,
+        "aligned_vs_base/corrected": 1.0,  # (0.75 + q - 1) / (2 q - 1) with q = 64 / 86 is above 1
         "rouge/aligned/rougeLsum": 0.2,
         "implicit_reward/mean": 0.55,
         "questions/aligned/mean/accuracy": 0.3,
@@ -220,7 +224,7 @@ def test_every_claim_and_choice_of_the_benchmarks_names_an_alias():
         names = {claim.figure for claim in benchmark.claims} | {
             one.figure for one in benchmark.choices.values()
         }
-        assert all(one in ALIASES or one.startswith("reward:") for one in names - {WINS}), name
+        assert all(one in ALIASES or one.startswith("reward:") for one in names - {*OF_CONTESTS}), name
 
 
 def test_a_name_is_an_alias_an_objectives_reward_or_a_metric():
@@ -282,7 +286,10 @@ def rewarded():
 
 
 def test_rewards_are_beta_times_the_log_ratios_by_the_rounds_done(rewarded):
-    assert reward_curve(federation_result(evaluations=rewarded), 0.2) == [
+    options = "federation.options={objective: {beta: 0.2}}"
+    recipe = load_recipe("debug", ["federation.method=feddpo", options])
+    results = run_results(recipe, federation=federation_result(evaluations=rewarded))
+    assert results.curve == [
         {"round": 0, "reward": 0.0, "margin": 0.0, "accuracy": 0.5},
         {"round": 2, "reward": 1.0, "margin": 0.2, "accuracy": 0.6, "summed": 0.7},
         {"round": 4, "reward": pytest.approx(0.6), "margin": 0.4, "accuracy": 0.7},
@@ -296,13 +303,13 @@ def debug_policy():
 
 
 def test_selectors_have_no_reward(debug):
-    assert reward_curve(federation_result(), 0.2) == []
+    assert run_results(debug).curve == []
     assert named(metrics_of(debug), "reward") is None
 
 
 def test_the_metrics_of_rewards_are_the_last_ones_and_the_best_is_the_largest(rewarded, debug_policy):
     metrics = metrics_of(debug_policy, rewarded)
-    beta = implicit_reward_scale(method_of(debug_policy.federation).local_objective)
+    beta = implicit_reward_scale(debug_policy.federation.options.local().objective)
     assert named(metrics, "margin") == pytest.approx(2 * beta)
     assert named(metrics, "reward") == pytest.approx(3 * beta)
     assert named(metrics, "best_reward") == pytest.approx(5 * beta)

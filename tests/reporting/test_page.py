@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from components.charts import line_chart
+from components.evaluation.charts import line_chart
 from components.reporting.page import (
     Answers,
     Chart,

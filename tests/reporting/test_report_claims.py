@@ -6,6 +6,7 @@ import pytest
 
 from components.config.benchmark import Claim
 from components.data.records import answer_id
+from components.evaluation.winrate import Verdict
 from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.claims import (
     FAILS,
@@ -43,7 +44,7 @@ def by_metric(numbers):
 
 
 def evidence(figures=FIGURES, units=None, contests=None, seeds=(0, 1, 2)):
-    return BenchmarkResults(seeds, 1000, by_metric(figures), by_metric(units or {}), contests=contests or {})
+    return BenchmarkResults(seeds, by_metric(figures), by_metric(units or {}), contests=contests or {})
 
 
 def check(claim, figures=FIGURES, **parts):
@@ -64,25 +65,27 @@ def by_client(figure, *seeds):
     return figures, units
 
 
+HALF = 4.302653 * 0.05 / 3**0.5
+"""Half the width of the interval of 0.9, 0.8 and 0.85."""
+
 # --- verdicts
 
 
 @pytest.mark.parametrize(
     ("limit", "verdict"),
     [
-        ({"at_least": 0.8}, HOLDS),
-        ({"above": 0.8}, UNDECIDED),
+        ({"at_least": 0.72}, HOLDS),
+        ({"above": 0.73}, UNDECIDED),
         ({"above": 0.85}, UNDECIDED),
-        ({"above": 0.9}, FAILS),
-        ({"at_least": 0.9}, UNDECIDED),
-        ({"at_least": 0.91}, FAILS),
+        ({"above": 0.98}, FAILS),
+        ({"at_least": 0.97}, UNDECIDED),
     ],
 )
 def test_a_claim_is_decided_where_the_whole_interval_is_on_one_side(limit, verdict):
-    """Of three seeds with one value each the interval reaches from the smallest to the largest."""
+    """Three seeds with one value each have Student's interval of two degrees of freedom."""
     (finding,) = check(COMMON | limit)
     assert finding.verdict == verdict
-    assert (finding.low, finding.high) == pytest.approx((0.8, 0.9))
+    assert (finding.low, finding.high) == pytest.approx((0.85 - HALF, 0.85 + HALF))
     assert finding.by_seed == "0: 0.900; 1: 0.800; 2: 0.850"
     assert finding.overall == "mean 0.850"
     assert finding.value == pytest.approx(0.85)
@@ -111,7 +114,8 @@ def test_a_claim_may_be_that_a_figure_is_several_times_anothers():
         finding.by_seed
         == "0: 0.400 - 2 x 0.200 = 0.000; 1: 0.500 - 2 x 0.300 = -0.100; 2: 0.500 - 2 x 0.300 = -0.100"
     )
-    assert (finding.low, finding.high) == pytest.approx((-0.1, 0.0))
+    half = 4.302653 * (0.1 / 3**0.5) / 3**0.5
+    assert (finding.low, finding.high) == pytest.approx((-1 / 15 - half, -1 / 15 + half))
     assert finding.verdict == UNDECIDED
 
 
@@ -120,14 +124,18 @@ def test_a_factor_without_another_arm_is_refused():
         Claim(arm="free", figure="lambda_drift", times=2.0, at_least=0.0)
 
 
-def test_an_interval_is_a_function_of_the_benchmarks_seed():
-    figures, units = by_client("summed", {"a": 0.1, "b": 0.9, "c": 0.4}, {"a": 0.2, "b": 0.3, "c": 0.8})
-    claim = {"arm": "A", "figure": "summed", "above": 0.5}
-    (first,) = check(claim, {"A": figures}, units={"A": units})
-    (again,) = check(claim, {"A": figures}, units={"A": units})
-    (other,) = check(claim, {"A": figures}, units={"A": units}, seeds=(7, 1))
-    assert (first.low, first.high) == (again.low, again.high)
-    assert (first.low, first.high) != (other.low, other.high)
+def test_a_verdict_must_remain_after_the_correction_for_the_number_of_claims():
+    """0.85 is above 0.72 with p 0.046 alone; of two such claims neither is decided."""
+    claims = [Claim(**COMMON | {"above": 0.72}), Claim(**COMMON | {"above": 0.72})]
+    first, second = check_claims(claims, evidence())
+    assert first.verdict == second.verdict == UNDECIDED
+    assert first.alone == HOLDS
+    assert str(first) == "undecided [0.726, 0.974] (holds alone; p is 0.09 corrected for 2 claims)"
+    sure = Claim(**COMMON | {"above": 0.1})  # p 0.0015
+    assert [one.verdict for one in check_claims([sure, claims[0]], evidence())] == [HOLDS, HOLDS]
+    counted = Claim(arm="FedBis", figure="sent", at_least=0.0)
+    figures = {"FedBis": {n: run | {"sent": 1.0} for n, run in FIGURES["FedBis"].items()}}
+    assert [one.verdict for one in check_claims([counted, claims[0]], evidence(figures))] == [HOLDS, HOLDS]
 
 
 # --- what an interval is over
@@ -144,7 +152,7 @@ def test_a_mean_over_clients_is_drawn_by_clients_too():
     assert finding.high > 0.8
     assert finding.drawn == "3 seeds x 3 clients"
     (alone,) = check(claim, {"A": figures})
-    assert (alone.low, alone.high) == pytest.approx((0.6, 0.6))
+    assert str(alone) == "undecided (equal with all seeds, so that nothing is known of what varies)"
 
 
 def test_the_clients_of_both_arms_are_paired():
@@ -171,13 +179,14 @@ def test_clients_of_other_names_are_not_paired():
 
 
 def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
-    """A set whose answers are all right adds half of the figure to every resample."""
-    strata = {"boolq": {"1": 1.0}, "csqa": {"1": 1.0, "2": 0.0, "3": 0.0, "4": 1.0}}
+    """A set whose answers are all right adds half of the figure, and nothing to the interval."""
+    csqa = {str(n): float(n % 2) for n in range(40)}
+    strata = {"boolq": {"1": 1.0}, "csqa": csqa}
     units = {n: {"answer_accuracy": Units(QUESTIONS, strata)} for n in range(3)}
     claim = {"arm": "A", "figure": "answer_accuracy", "above": 0.4}
     (finding,) = check(claim, {"A": {n: {"answer_accuracy": 0.75} for n in units}}, units={"A": units})
-    assert finding.low == pytest.approx(0.5)
-    assert finding.high == pytest.approx(1.0)
+    half = 2.022691 * (0.25 / 39) ** 0.5 / 2  # Student's quantile with 39 degrees of freedom
+    assert (finding.low, finding.high) == pytest.approx((0.75 - half, 0.75 + half))
     assert finding.verdict == HOLDS
 
 
@@ -229,7 +238,7 @@ def test_common_clients_of_many_seeds_are_no_further_clients():
         claim = {"arm": "A", "figure": "summed", "above": 0.5}
         (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=range(count))
         widths.append(finding.high - finding.low)
-    assert widths == pytest.approx([0.8, 0.8])
+    assert widths == pytest.approx([2 * 4.302653 * 0.4 / 3**0.5] * 2)
 
 
 def test_one_seed_is_enough_for_what_is_counted():
@@ -241,7 +250,7 @@ def test_one_seed_is_enough_for_what_is_counted():
 
 def test_a_verdict_states_how_many_seeds_were_measured_where_some_are_missing():
     (finding,) = check(COMMON | {"at_least": 0.3}, seeds=(0, 1, 2, 3))
-    assert str(finding) == "holds [0.800, 0.900] (3 of 4 seeds)"
+    assert str(finding) == "holds [0.726, 0.974] (3 of 4 seeds)"
 
 
 def test_a_claim_on_a_figure_that_an_arm_does_not_have_is_undecided_and_names_it():
@@ -295,15 +304,16 @@ def test_two_seeds_decide_nothing_but_counts(verdict):
     figures, units = by_client("summed", *[{"a": 0.6, "b": 0.8}] * 2)
     claim = {"arm": "A", "figure": "summed", "above": 0.5}
     (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0, 1))
-    assert str(finding) == "undecided [0.600, 0.800] (2 seeds)"
+    assert str(finding).startswith("undecided [-")
+    assert str(finding).endswith(" (2 seeds)")
     (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0, 1, 2))
-    assert str(finding) == "undecided [0.600, 0.800] (2 of 3 seeds)"
+    assert str(finding).endswith(" (2 of 3 seeds)")
     figures = {"FIRM": {0: {"sent": 10.0}, 1: {"sent": 10.0}}}
     (finding,) = check({"arm": "FIRM", "figure": "sent", "at_least": 0.0}, figures, seeds=(0, 1))
     assert str(finding) == "holds [10.000, 10.000]"
 
 
-@pytest.mark.parametrize("limit", [{"above": 0.5}, {"at_least": 0.0}])
+@pytest.mark.parametrize("limit", [{"above": 0.5}, {"at_least": 0.1}])
 @pytest.mark.parametrize("verdicts", [[TIE, TIE], []])
 def test_0_wins_to_0_losses_are_undecided(verdicts, limit):
     finding = check_contest(limit, {0: contest(verdicts)})
@@ -329,6 +339,42 @@ def test_wins_by_length_alone_may_be_chance():
     assert finding.reason == MAY_BE_CHANCE
 
 
+@pytest.mark.parametrize("figure", ["wins", "wins_equal_length"])
+def test_seeds_without_a_verdict_that_counts_are_no_seeds(figure):
+    unknown = contest([Verdict.UNPARSABLE] * 9)
+    nothing = contest([TIE] * 9) if figure == "wins" else unknown
+    one = check_contest({"above": 0.5, "figure": figure}, {0: contest([WIN] * 9), 1: nothing, 2: unknown})
+    assert (one.verdict, one.low) == (UNDECIDED, None)
+    assert one.reason == "one seed, 1 of 3 seeds"
+    two = check_contest(
+        {"above": 0.5, "figure": figure}, {0: contest([WIN] * 9), 1: contest([WIN] * 9), 2: nothing}
+    )
+    assert (two.verdict, two.reason) == (UNDECIDED, "2 of 3 seeds")
+
+
+@pytest.mark.parametrize("limit", [{"above": 0.0}, {"at_least": 1.0}, {"above": 50.0}])
+def test_a_limit_of_a_share_is_between_0_and_1(limit):
+    with pytest.raises(ValueError, match="a share is between 0 and 1"):
+        Claim(**WINS | limit)
+
+
+def test_a_claim_may_be_on_the_rate_at_equal_length():
+    """Half of the pairs of equal length are wins, and all those where our answer is longer."""
+    verdicts = [WIN] * 20 + [WIN, LOSS] * 10
+    prompts = [f"p{n}" for n in range(40)]
+    seeds = dict.fromkeys(range(3), contest(verdicts, prompts, ours=[9] * 20 + [5] * 20))
+    wins, equal = (
+        check_contest({"above": 0.5, "figure": figure}, seeds) for figure in ("wins", "wins_equal_length")
+    )
+    assert wins.verdict == HOLDS
+    assert equal.claim == "FedBis against base policy: rate at equal length, a tie half a win above 0.5"
+    assert equal.value < wins.value - 0.05
+    assert equal.low < equal.value < equal.high
+    assert equal.low > 0
+    (nothing,) = check(WINS | {"figure": "wins_equal_length", "above": 0.5})
+    assert str(nothing) == "undecided (not measured)"
+
+
 def test_a_claim_against_several_arms_is_one_finding_each():
     claim = WINS | {"against": ["base policy", "FedDPO"], "above": 0.5}
     seeds = [contest([WIN] * 8 + [TIE]), contest([WIN] * 9), contest([WIN] * 9)]
@@ -341,34 +387,36 @@ def test_a_claim_against_several_arms_is_one_finding_each():
 
 
 def test_the_table_has_the_interval_in_the_cell_of_the_verdict():
-    (row,) = claims_table(check(COMMON | {"at_least": 0.8})).rows
+    (row,) = claims_table(check(COMMON | {"at_least": 0.7})).rows
     assert row == [
-        "FedBis: common taste at least 0.8",
-        "holds [0.800, 0.900]",
+        "FedBis: common taste at least 0.7",
+        "holds [0.726, 0.974]",
         "3 seeds",
+        "0.050; -",
+        "0.165",
         "0: 0.900; 1: 0.800; 2: 0.850",
         "mean 0.850",
     ]
 
 
 def test_the_html_report_marks_verdicts_by_class():
-    findings = check(COMMON | {"at_least": 0.8})
+    findings = check(COMMON | {"at_least": 0.7})
     findings += check(COMMON | {"at_least": 0.85})
-    findings += check(COMMON | {"at_least": 0.95})
+    findings += check(COMMON | {"at_least": 0.99})
     findings += check(WINS | {"above": 0.5})
     html = to_html(Page("B", "", [PageSection("Claims", "", [claims_table(findings)])]))
     for verdict in (HOLDS, UNDECIDED, FAILS):
-        assert f'<td class="{verdict}">{verdict} [0.800, 0.900]</td>' in html
+        assert f'<td class="{verdict}">{verdict} [0.726, 0.974]</td>' in html
     assert '<td class="undecided">undecided (not measured)</td>' in html
 
 
 def test_a_claim_draws_prompts_and_not_their_answers():
     answers = [answer_id(prompt, number) for prompt in "abcdefgh" for number in range(4)]
     verdicts = [WIN] * 24 + [LOSS] * 8
-    repeated = {seed: contest(verdicts, answers) for seed in (0, 1)}
-    apart = {seed: contest(verdicts, [f"{seed}{n}" for n in range(32)]) for seed in (0, 1)}
+    repeated = {seed: contest(verdicts, answers) for seed in range(3)}
+    apart = {seed: contest(verdicts, [f"{n}" for n in range(32)]) for seed in range(3)}
     finding = check_contest({"above": 0.5}, repeated)
     independent = check_contest({"above": 0.5}, apart)
-    assert finding.drawn == "2 seeds x 8 prompts"
+    assert finding.drawn == "3 seeds x 8 prompts"
     assert finding.low < independent.low - 0.05
     assert "24 to 8" in finding.by_seed

@@ -3,7 +3,8 @@
 import pytest
 
 from components.evaluation.diagnostics.diagnostic import FrontPoint
-from components.reporting.fronts import front_charts, front_metrics, worst_rewards
+from components.reporting.benchmark_page import front_charts
+from components.reporting.benchmark_results import front_metrics, worst_rewards
 
 POINTS = {
     "a": {"x": 3.0, "y": 1.0},

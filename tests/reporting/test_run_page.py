@@ -9,26 +9,28 @@ import pytest
 from components.data.data_report import ClientCounts
 from components.evaluation.winrate import Verdict
 from components.recipes import load_recipe
+from components.reporting.metrics import cost_metrics, verdict_words
 from components.reporting.page import to_html
 from components.reporting.run_page import (
     RunDescription,
     accuracy_table,
-    alpaca_table,
+    alpaca_tables,
     clients_table,
     contests_table,
     headline_tables,
     questions_table,
     run_page,
     run_summary,
-    verdict_words,
 )
 from components.results import (
     AccuracySummary,
     AlpacaEvalContest,
     AlpacaEvalFigures,
     AlpacaEvalResult,
+    ClientTotal,
     CurvePoint,
     ExportedAdapter,
+    Outcome,
 )
 from tests.support.contests import LOSS, TIE, WIN, contest
 from tests.support.results import (
@@ -81,7 +83,7 @@ def results_of(debug, evaluations=None, contests=None, **values):
 
 def test_accuracies_are_before_and_after_the_rounds(debug):
     table = accuracy_table(results_of(debug, [round_evaluation(0, mean=0.5), round_evaluation(1, worst=0.3)]))
-    assert table.title == "Accuracy of the policy on 20 held-out pairs"
+    assert table.title == "Implicit reward on 20 held-out pairs"
     assert table.header == ["", "before", "after"]
     assert rows_of(table) == {
         "clients' mean": ["0.500", "0.600"],
@@ -101,6 +103,27 @@ def test_the_best_round_is_shown_where_rounds_between_were_measured(debug):
     assert table.header[1:] == ["before", "after", "best"]
     assert rows_of(table)["worst client"] == ["0.450", "0.300", "0.400"]
     assert table.caption == "best: after round 2, chosen by these pairs"
+
+
+def test_the_best_round_is_one_in_which_the_same_clients_were_measured_as_in_the_last(debug):
+    """A round in which a weak client was away is no better for it."""
+    reports = [round_evaluation(n, mean=mean) for n, mean in enumerate((0.5, 0.9, 0.7, 0.6))]
+    away = reports[1].accuracy
+    absent = sorted(away.clients)[0]
+    fewer = {name: value for name, value in away.clients.items() if name != absent}
+    away = away.model_copy(update={"clients": fewer, "missing": {absent: "not connected"}})
+    reports[1] = reports[1].model_copy(update={"accuracy": away})
+    assert results_of(debug, reports).federation.best.rounds_done == 2
+
+
+def test_clients_without_an_answer_to_a_measurement_are_named(debug):
+    before, after = round_evaluation(0), round_evaluation(1)
+    absent = after.accuracy.model_copy(update={"missing": {"zoe": "not connected"}})
+    page = results_of(debug, [before, after.model_copy(update={"accuracy": absent})])
+    clients = len(after.accuracy.clients)
+    caption = accuracy_table(page).caption
+    assert f"after: {clients} of {clients + 1} clients, without zoe" in caption
+    assert "before:" not in caption
 
 
 def test_the_domains_of_many_are_left_out(debug):
@@ -123,12 +146,13 @@ def test_accuracies_by_other_metrics_have_the_range_of_clients(debug):
 
 def test_where_clients_have_models_of_their_own_their_margins_and_a_note_are_shown(debug):
     recipe = load_recipe("debug", ["federation.method=feddpo", "federation.options={objective: {beta: 0.5}}"])
-    table = accuracy_table(results_of(recipe, federation={"accuracy_note": "each client by its own model"}))
+    own = Outcome(own="modules", adapters={"policy": "a"}, job_keys={"ada": "x", "bea": "y"})
+    table = accuracy_table(results_of(recipe, federation={"outcome": own}))
     rows = rows_of(table)
     assert rows["reward margin, clients' mean (beta x nats)"] == ["0.050", "0.050"]
     assert rows["its worst client"] == ["0.050", "0.050"]
     assert rows["its standard deviation over clients"] == ["0.000", "0.000"]
-    assert table.caption == "each client by its own model"
+    assert table.caption == "each client's own model from the server's adapter, on its own pairs"
 
 
 def test_assigned_adapters_and_measures_of_the_method_have_tables(debug):
@@ -140,7 +164,7 @@ def test_assigned_adapters_and_measures_of_the_method_have_tables(debug):
             measures={"rewards": {"helpful": 2.0, "kl": -0.0001, "prompts": 16}},
         ),
     ]
-    _, assigned, rewards, *_ = headline_tables(results_of(debug, evaluations), "human text")
+    _, assigned, rewards, *_ = headline_tables(results_of(debug, evaluations))
     assert rows_of(assigned)["clients' mean"] == ["0.600", "0.700"]
     assert rewards.title == "Rewards on 16 held-out prompts"
     assert rows_of(rewards) == {
@@ -153,7 +177,7 @@ def test_assigned_adapters_and_measures_of_the_method_have_tables(debug):
 
 
 def test_a_contest_has_its_rate_counts_consistency_and_both_corrections(debug):
-    table = contests_table(results_of(debug), "human summaries")
+    table = contests_table(results_of(debug))
     (row,) = table.rows
     figures = CONTEST.figures(500)
     assert table.title == "Win rate on 4 held-out prompts"
@@ -161,20 +185,73 @@ def test_a_contest_has_its_rate_counts_consistency_and_both_corrections(debug):
     assert row[1].startswith("50.0% [")
     assert row[2] == "2/2/0"
     assert row[3].startswith(f"{figures.length_controlled:.1%}")
-    assert row[4:6] == ["75.0%", "75.0%"]
-    assert row[6].startswith("75.0% [")
+    assert row[4:7] == ["-", "75.0%", "-"]
+    assert row[7] == "75.0%"
+    assert row[8].startswith("75.0% [")
+
+
+def corrected_table(debug, accuracy, verdicts=(WIN, WIN, TIE, LOSS)):
+    """The table of a contest by a judge with this accuracy on 98 held-out pairs."""
+    judge = {"judge_accuracy": accuracy, "judge_held_out_pairs": 98}
+    results = results_of(debug, evaluation={"judge_figures": judge})
+    figures = {"aligned_vs_base": contest(verdicts, [str(n) for n in range(60)]).figures(100, judge=judge)}
+    evaluation = results.evaluation.model_copy(update={"contests": figures})
+    return contests_table(replace(results, evaluation=evaluation))
+
+
+def test_a_rate_has_the_one_without_the_judges_errors_beside_it_and_whether_it_decides(debug):
+    """(62.5% + q - 1) / (2 q - 1) with q = (78.4 + 1) / 100."""
+    table = corrected_table(debug, 0.8)
+    ((*_, corrected, _, _),) = table.rows
+    assert table.header[6] == "corrected [95%]"
+    assert corrected.startswith(f"{(0.625 + 0.794 - 1) / (2 * 0.794 - 1):.1%} [")
+    assert corrected.endswith("(undecided)")
+    assert table.caption.splitlines()[1:] == [
+        "undecided with the judge's errors, as the interval includes one half: aligned against base policy"
+    ]
+    decided = corrected_table(debug, 0.8, [WIN] * 60)
+    assert decided.rows[0][6].startswith("100.0% [")
+    assert len(decided.caption.splitlines()) == 1
+
+
+def test_a_judge_at_chance_is_said_to_decide_nothing(debug):
+    table = corrected_table(debug, 0.5)
+    assert table.rows[0][6] == "the judge is not better than chance"
+    note = "the judge is not better than chance on them, so that its verdicts decide nothing"
+    assert table.caption.splitlines()[1:] == [note]
+
+
+def test_a_rate_at_equal_style_and_its_coefficients_are_shown_where_they_are_computed(debug):
+    style = {"headings": [1, 0, -1, 0], "list_items": [0, 1, 1, 0], "bold": [0, 0, 0, 0]}
+    results = results_of(debug, contests={"aligned_vs_base": CONTEST.model_copy(update={"style": style})})
+    figures = results.evaluation.contests["aligned_vs_base"]
+    (row,) = contests_table(results).rows
+    assert row[4].startswith(f"{figures.style_controlled:.1%} [")
+    title = "Coefficients of length and style"
+    (table,) = [one for one in headline_tables(results) if one.title == title]
+    assert table.header == ["", "length", "headings", "list items", "bold"]
+    headings = f"{figures.style_effects['headings']:.2f}"
+    assert rows_of(table)["aligned against base policy"][1:4:2] == [headings, "0.00"]
+    assert results.metrics["aligned_vs_base/style_controlled"] == figures.style_controlled
+    assert results.metrics["aligned_vs_base/style_effects/bold"] == 0
+    assert title not in [one.title for one in headline_tables(results_of(debug))]
 
 
 def test_unparsable_verdicts_are_counted_and_unknown_rates_are_dashes(debug):
     contests = {"base_vs_human": contest([Verdict.UNPARSABLE] * 2)}
-    (row,) = contests_table(results_of(debug, contests=contests), "human summaries").rows
-    assert row == ["base against human summaries", "-", "0/0/0 (2 unparsable)", "-", "-", "-", "-"]
+    (row,) = contests_table(results_of(debug, contests=contests, answers_author="human summaries")).rows
+    assert row == ["base against human summaries", "-", "0/0/0 (2 unparsable)", *"------"]
 
 
 def test_the_judge_is_named_with_its_accuracy(debug):
     figures = {"judge_accuracy": 0.75, "judge_held_out_pairs": 84}
-    table = contests_table(results_of(debug, evaluation={"judge": "the judge", "judge_figures": figures}), "")
+    table = contests_table(results_of(debug, evaluation={"judge": "the judge", "judge_figures": figures}))
     assert table.caption == "judge: the judge; its own accuracy 0.750 on 84 held-out pairs"
+    table = contests_table(results_of(debug, evaluation={"judge": "the judge"}))
+    assert table.caption.splitlines() == [
+        "judge: the judge",
+        "no rate corrected for the judge's errors: the judge has no held-out pairs",
+    ]
 
 
 def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug):
@@ -186,7 +263,7 @@ def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug
     results = results_of(
         debug, evaluation=evaluation, alignment=alignment_result(metrics={"kl_sequence": 1.5})
     )
-    (policy,) = [table for table in headline_tables(results, "") if table.title == "Policy"]
+    (policy,) = [table for table in headline_tables(results) if table.title == "Policy"]
     assert rows_of(policy) == {
         "KL to the reference (base) on up to 2 held-out prompts, nats per completion": ["", "1.50"],
         "ROUGE-L": ["0.200", "0.300"],
@@ -198,9 +275,9 @@ def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug
 
 
 def test_what_a_run_does_not_have_is_left_out(debug):
-    titles = [table.title for table in headline_tables(results_of(debug), "")]
+    titles = [table.title for table in headline_tables(results_of(debug))]
     assert titles == [
-        "Accuracy of the policy on 20 held-out pairs",
+        "Implicit reward on 20 held-out pairs",
         "Win rate on 4 held-out prompts",
         "Policy",
     ]
@@ -249,12 +326,12 @@ def alpaca_result(**values):
 
 
 def test_alpaca_evals_numbers_are_in_its_units_and_missing_ones_are_dashes():
-    table = alpaca_table(alpaca_result(n_missing=4))
+    table, _ = alpaca_tables(alpaca_result(n_missing=4))
     assert table.rows == [
         [
             "aligned against base policy",
             *("12.35", "1.50", "20.00", "-", "30.00 [10.00, -]"),
-            *("1/3/2 (4 without a preference)", "1,234"),
+            *("-", "1/3/2 (4 without a preference)", "1,234"),
         ]
     ]
     assert table.caption == "annotator: an annotator\na note"
@@ -277,7 +354,6 @@ def described():
             "ada": ClientCounts(train=12, validation=1, test=2, group="x"),
             "bea": ClientCounts(train=5, validation=1, test=2),
         },
-        answers_author="human summaries",
         partition={"ada": {"news": 12}, "bea": {"news": 2, "mail": 3}},
         adapters={"adapter": "runs/1/adapter"},
         aligned="runs/1/final",
@@ -303,6 +379,7 @@ def complete(debug):
             model_uri="models:/fed-rlhf/1",
             history=[{"step": n, "loss": 0.6, "rewards/margins": 0.1} for n in (1, 2)],
         ),
+        answers_author="human summaries",
     )
 
 
@@ -310,6 +387,24 @@ def test_clients_have_a_row_with_their_pairs_accuracy_steps_and_bytes(complete, 
     table = clients_table(complete, described.clients)
     assert table.rows[0] == ["ada", "x", "12", "0.400", "0.400", "8", "4.00", "6.00", "", ""]
     assert table.rows[1][:3] == ["bea", "", "5"]
+
+
+def test_a_run_that_records_totals_has_no_figure_of_the_training_of_a_client(complete, described):
+    records = [
+        record.model_copy(update={"clients": {}, "total": ClientTotal.of(list(record.clients.values()))})
+        for record in complete.federation.records
+    ]
+    federation = complete.federation.model_copy(update={"records": records})
+    totals = replace(complete, federation=federation)
+    table = clients_table(totals, described.clients)
+    assert table.header == ["client", "group", "pairs", "before", "after", "adapter"]
+    assert table.rows[0] == ["ada", "x", "12", "0.400", "0.400", ""]
+    some = complete.federation.model_copy(update={"records": [records[0], *complete.federation.records[1:]]})
+    assert clients_table(replace(complete, federation=some), described.clients).header == table.header
+    costs = cost_metrics(records)
+    assert costs == pytest.approx(cost_metrics(complete.federation.records))
+    page, whole = run_page(totals, described), run_page(complete, described)
+    assert section_of(page, "What left the clients") == section_of(whole, "What left the clients")
 
 
 def test_the_sections_of_the_page_say_what_they_tell(complete, described):
@@ -358,15 +453,23 @@ def test_what_left_the_clients_is_counted_by_the_phase_of_a_round(complete, desc
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "call"),
+    ("own", "words", "call"),
     [
-        ("shared-policy", "The aligned policy is", '{"prompt": ["..."]}'),
-        ("client-adapters", "Each client has an aligned policy of its own", '"client_id": ["ada"]}'),
-        ("personalized-clients", "private modules, which stay with the client", '{"prompt": ["..."]}'),
+        ({}, "The aligned policy is", '{"prompt": ["..."]}'),
+        (
+            {"assignment": {"ada": "ada"}},
+            "Each client has an aligned policy of its own",
+            '"client_id": ["ada"]}',
+        ),
+        (
+            {"own": "modules", "job_keys": {"ada": "x"}},
+            "private modules, which stay with the client",
+            '{"prompt": ["..."]}',
+        ),
     ],
 )
-def test_how_to_use_the_policy_is_said_for_each_kind_of_it(kind, words, call, complete, described):
-    outcome = complete.federation.outcome.model_copy(update={"kind": kind})
+def test_how_to_use_the_policy_is_said_for_each_kind_of_it(own, words, call, complete, described):
+    outcome = complete.federation.outcome.model_copy(update=own)
     federation = complete.federation.model_copy(update={"outcome": outcome})
     section = section_of(run_page(replace(complete, federation=federation), described), "Use it")
     assert words in section.lead
@@ -375,7 +478,7 @@ def test_how_to_use_the_policy_is_said_for_each_kind_of_it(kind, words, call, co
 
 def test_the_code_that_uses_a_clients_policy_has_its_name(complete, described):
     name = 'O\'Brien "q" \\bad{ 研究者'
-    outcome = complete.federation.outcome.model_copy(update={"kind": "client-adapters"})
+    outcome = complete.federation.outcome.model_copy(update={"assignment": {name: name}})
     results = replace(complete, federation=complete.federation.model_copy(update={"outcome": outcome}))
     run = replace(described, clients={name: ClientCounts(train=1, validation=1, test=1)})
     code = ast.parse(section_of(run_page(results, run), "Use it").parts[0].text)

@@ -104,5 +104,6 @@ def test_the_range_of_clients_is_the_mean_over_seeds():
         0: {"after/accuracy/summed/mean": Units(CLIENTS, {"": {"ada": 0.4, "bea": 0.6}})},
         1: {"after/accuracy/summed/mean": Units(CLIENTS, {"": {"ada": 0.2, "bea": 1.0}})},
     }
-    assert client_range(runs, "summed") == pytest.approx((0.3, 0.25))
+    jain = (1.0**2 / (2 * (0.16 + 0.36)) + 1.2**2 / (2 * (0.04 + 1.0))) / 2
+    assert client_range(runs, "summed") == pytest.approx((0.3, 0.25, jain))
     assert client_range(runs, "kl") is None

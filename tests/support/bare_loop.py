@@ -20,6 +20,7 @@ from components.federation.clients.context import ClientContext, ClientContexts
 from components.federation.clients.trainer import Trainer
 from components.federation.commits import Commits
 from components.federation.protocol import Federation, Job, ServerState, Update
+from components.models.store import AdapterStore
 from components.results import StepRecord
 from tests.support.bound_methods import BoundMethod, bind
 
@@ -78,7 +79,7 @@ class BareLoop:
         """Carry out one job."""
         from components.federation.clients.worker import run_job
 
-        return run_job(job, self.trainer, self.contexts)
+        return run_job(job, self.trainer, self.contexts, self.recipe)
 
     def run(self) -> ServerState[Any]:
         """Run all rounds, or resume those that are committed."""
@@ -98,7 +99,7 @@ def open_loop(recipe: Recipe, prepared: Path, folder: Path, trainer: Trainer | N
         folder: holds the folder `federation` of the server, and those of the clients.
         trainer: a resident trainer, see build_trainer; None builds one.
     """
-    from components.data.records import read_clients
+    from components.data.records import read_clients, read_true_clusters
     from components.federation.clients.worker import build_trainer
     from components.federation.protocol import build_federation
 
@@ -106,7 +107,9 @@ def open_loop(recipe: Recipe, prepared: Path, folder: Path, trainer: Trainer | N
     with torch_threads(recipe.runtime.torch_threads or 1):
         trainer = trainer or build_trainer(recipe, "cpu")
         initial = commits.store.put(trainer.initial_adapter(recipe.seed))
-    federation = build_federation(read_clients(prepared), initial, recipe.federation.clients_per_round)
+    federation = build_federation(
+        read_clients(prepared), initial, recipe.federation.clients_per_round, read_true_clusters(prepared)
+    )
     return BareLoop(recipe, prepared, commits, trainer, federation, bind(recipe.federation, commits.store))
 
 
@@ -140,20 +143,24 @@ def prepare_rewards(recipe: Recipe, prepared: Path, folder: Path, judges: Path) 
     """
     from prefect.logging import disable_run_logger
 
-    from components.federation.method import method_of
+    from components.federation.transport import InProcessTransport
     from tasks.rewards import prepare_reward, score_pairs
     from tasks.runs import Run
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "prepared").symlink_to(prepared.resolve())
-    task = prepare_reward if method_of(recipe.federation).scores_completions else score_pairs
+    run = Run("bare loop", folder)
+    contexts = ClientContexts(AdapterStore(run.federation / "adapters"), prepared / "pairs.parquet")
+    transport = InProcessTransport(recipe, contexts)
     with (
         mock.patch.dict(os.environ, FED_RLHF_JUDGES=str(judges)),
         disable_run_logger(),
         torch_threads(recipe.runtime.torch_threads or 1),
     ):
         for name in recipe.rewards:
-            task.fn(Run("bare loop", folder), recipe, name)
+            prepare_reward.fn(run, recipe, name)
+            if not recipe.federation.options.sampling:
+                score_pairs(run, recipe, name, transport)
 
 
 def loss_curve(records: Sequence[StepRecord]) -> list[dict[str, float]]:

@@ -10,11 +10,22 @@ import torch
 
 from components.config import FederationConfig
 from components.federation.commits import Commits
-from components.federation.method import Method, Server, State, method_of
-from components.federation.protocol import Failure, Federation, Job, Memory, Update, build_federation
+from components.federation.method import Method
+from components.federation.protocol import (
+    Failure,
+    Federation,
+    Job,
+    Memory,
+    TrainJob,
+    Update,
+    build_federation,
+    by_client,
+)
 from components.federation.rounds import aggregate_step, close_step
+from components.federation.server import Server, State
+from components.federation.step_answers import StepAnswers, add_up, collect
 from components.models.store import AdapterHash, AdapterStore
-from components.results import Metrics, OutcomeRecord, StepRecord, Traffic
+from components.results import Metrics, Outcome, StepRecord, Traffic
 
 TENSOR = "a"
 """Name of the only tensor of an adapter."""
@@ -57,12 +68,19 @@ class BoundMethod:
         return self.method.plan(state, Server(self.config, self.store))
 
     def aggregate(self, state: State, updates: Sequence[Update]) -> State:
-        return aggregate_step(self.method, state, updates, self.config, self.store)
+        """The state after a step whose clients were those of the updates."""
+        updates = by_client(updates)
+        jobs = [TrainJob(client=one.client, round=0, seed=0, adapters=("",)) for one in updates]
+        kept = {one.client: one.job for one in updates if one.traffic.kept}
+        answers = StepAnswers([one.client for one in updates], updates, kept=kept)
+        return aggregate_step(self.method, state, self._summed(state, jobs, answers), self.config, self.store)
 
-    def measure(self, state: State) -> Sequence[Job]:
-        return self.method.measure(state)
+    def _summed(self, state: State, jobs: Sequence[Job], answers: StepAnswers) -> StepAnswers:
+        """The sums of the answers, where the step needs no more."""
+        weights = self.method.sums(state, jobs, self.config)
+        return answers if weights is None else add_up(answers, self.store, weights, client_figures=True)
 
-    def outcome(self, state: State) -> OutcomeRecord:
+    def outcome(self, state: State) -> Outcome:
         return self.method.outcome(state)
 
     def close_step(
@@ -74,12 +92,14 @@ class BoundMethod:
         commits: Commits,
     ) -> tuple[State, StepRecord]:
         config = self.config.model_copy(update={"quorum": quorum})
-        return close_step(self.method, state, jobs, answers, config, commits)
+        template = self.method.update_template(state, self.store.get(state.initial))
+        collected = collect(jobs, answers, self.store, template, config.max_update_ratio)
+        return close_step(self.method, state, jobs, self._summed(state, jobs, collected), config, commits)
 
 
 def bind(config: FederationConfig, store: AdapterStore) -> BoundMethod:
     """The method of a federation's settings."""
-    return BoundMethod(method_of(config), config, store)
+    return BoundMethod(config.options, config, store)
 
 
 def bind_method(

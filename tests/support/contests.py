@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from components.evaluation.contests import Contest
 from components.evaluation.winrate import Verdict
@@ -18,6 +18,7 @@ def contest(
     ours: Sequence[int] = (),
     theirs: Sequence[int] = (),
     opposed: int = 0,
+    style: Mapping[str, Sequence[int]] | None = None,
 ) -> Contest:
     """A contest in which a judge gives these verdicts in both orders.
 
@@ -27,6 +28,7 @@ def contest(
         prompts: ids of the answers, of which as many are used as there are verdicts.
         ours, theirs: lengths of the answers, 5 characters each where they are left out.
         opposed: number of pairs on which the orders do not agree.
+        style: differences of style by name.
     """
     count = len(verdicts)
     agreed = [verdict.swapped() for verdict in verdicts[: count - opposed]]
@@ -37,4 +39,5 @@ def contest(
         equal=[False] * count,
         ours=list(ours) or [5] * count,
         theirs=list(theirs) or [5] * count,
+        style={name: list(values) for name, values in (style or {}).items()},
     )

@@ -3,15 +3,15 @@
 `--costs=check` notes which file needs 30 seconds more than recorded, and whether all files need half as much
 again: give expensive tests the mark `long`, or record the costs anew by `make test
 PYTEST_ARGS=--costs=record`. No note fails a session, since the same file needs up to twice as much beside
-others. On a slower machine, where a fixed computation takes longer, more is allowed. Counted are the
-processes of tests and those that they wait for, not the session's Prefect server.
+others. What is expected grows by the median ratio of measured to recorded seconds. Counted are the processes
+of tests and those that they wait for, not the session's Prefect server.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import statistics
 from collections import Counter
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -24,8 +24,6 @@ ALLOWED_GROWTH = 30.0
 """Processor seconds."""
 ALLOWED_TOTAL = 1.5
 """Of the recorded sum."""
-CALIBRATION = "(a fixed computation)"
-"""Name of its seconds among the recorded costs."""
 MEASURED: Counter[str] = Counter()
 """Processor seconds by file, in this process or, of a controller of xdist, in all of its workers."""
 NOTES: list[str] = []
@@ -43,27 +41,17 @@ def recorded_costs() -> dict[str, float]:
     return costs
 
 
-def calibrate() -> float:
-    """Processor seconds of a fixed computation, the fewest of three times."""
-    seconds = []
-    for _ in range(3):
-        start = time.process_time()
-        sum(n * n % 7 for n in range(3_000_000))
-        seconds.append(time.process_time() - start)
-    return min(seconds)
-
-
-def grown_files(measured: Mapping[str, float], recorded: Mapping[str, float], here: float) -> list[str]:
+def grown_files(measured: Mapping[str, float], recorded: Mapping[str, float]) -> list[str]:
     """A sentence for each file that has become too expensive, and for the sum.
 
     Args:
         measured, recorded: processor seconds by file.
-        here: seconds of the fixed computation on this machine.
     """
     if not measured:
         return ["no test file was measured: --costs checks a run of the tests"]
-    scale = max(1.0, here / recorded[CALIBRATION])
-    files = {name: scale * cost for name, cost in recorded.items() if name != CALIBRATION}
+    ratios = [seconds / recorded[name] for name, seconds in measured.items() if name in recorded]
+    scale = max(1.0, statistics.median(ratios)) if ratios else 1.0
+    files = {name: scale * cost for name, cost in recorded.items()}
     advice = "mark expensive tests `long`, or record the costs again with --costs=record"
     lines = []
     for name, seconds in sorted(measured.items()):
@@ -114,10 +102,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         kept = {name: cost for name, cost in recorded_costs().items() if (ROOT / name).is_file()}
         costs = kept | {name: round(seconds) for name, seconds in MEASURED.items()}
         costs = {name: seconds for name, seconds in sorted(costs.items()) if seconds >= 1}
-        costs = {CALIBRATION: round(calibrate(), 3)} | costs
         RECORDED.write_text(json.dumps(costs, indent=0) + "\n", encoding="utf-8")
     elif config.option.costs == "check":
-        NOTES.extend(grown_files(MEASURED, recorded_costs(), calibrate()))
+        NOTES.extend(grown_files(MEASURED, recorded_costs()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

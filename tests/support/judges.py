@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from components.config import Recipe
-from components.config.evaluation import JudgeConfig
 from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.models.selector import Comparison
@@ -87,7 +86,7 @@ class AlphabetSection(JudgeSection):
         return AlphabetJudge(self.writes)
 
 
-def with_judge(recipe: Recipe, judge: JudgeConfig) -> Recipe:
+def with_judge(recipe: Recipe, judge: JudgeSection) -> Recipe:
     """The recipe with another judge."""
     evaluation = recipe.evaluation.model_copy(update={"judge": judge})
     return recipe.model_copy(update={"evaluation": evaluation})

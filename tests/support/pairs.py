@@ -2,15 +2,16 @@
 
 import numpy as np
 
+from components.data.records import Pair
+
 PAIRS = [
-    {
-        "prompt": f"paper {i}" + " about trees" * i,
-        "chosen": f"it shows that {i} holds",
-        "rejected": "no " * (i + 1),
-        "pair_id": str(i),
-        "client_id": "ada",
-        "domain": "",
-    }
+    Pair(
+        prompt=f"paper {i}" + " about trees" * i,
+        chosen=f"it shows that {i} holds",
+        rejected="no " * (i + 1),
+        pair_id=str(i),
+        client_id="ada",
+    )
     for i in range(6)
 ]
 

@@ -278,7 +278,7 @@ class Workplace:
 @cache
 def import_libraries() -> None:
     """Import the libraries that flows import while they run."""
-    for name in ("great_expectations", "matplotlib.pyplot", "mlflow.pyfunc", "peft", "trl", "transformers"):
+    for name in ("great_expectations", "mlflow.pyfunc", "peft", "trl", "transformers"):
         importlib.import_module(name)
 
 

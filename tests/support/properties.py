@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 
 from components.config import UserError
-from components.config.errors import MAX_LINE, MAX_LINES
 from components.config.name_checks import is_hidden
 
 T = TypeVar("T")
@@ -73,9 +72,7 @@ def _no_hang() -> Iterator[None]:
 
 def _check_message(message: str) -> None:
     lines = message.split("\n")
-    assert len(lines) <= MAX_LINES
     for line in lines:
-        assert len(line) <= MAX_LINE
         assert len(line.split()) >= 4, message
         assert not NO_SENTENCE.search(QUOTED.sub("", line)), message
         assert not any(map(is_hidden, line)), message
@@ -144,6 +141,8 @@ def undocumented(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
         words = set().union(*(types.get(suffix, set()) for suffix in suffixes))
         if words and not any(_fits(value, one) for one in words):
             yield f"{key} = {value!r} is none of {sorted(words)}"
+        if "mapping of names to values" in words:
+            continue  # fields of an endpoint or a template, which may have any name
         if isinstance(value, dict):
             yield from undocumented(value, f"{key}.")
         elif isinstance(value, float):

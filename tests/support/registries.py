@@ -4,7 +4,9 @@ import importlib
 import pkgutil
 
 import components.config
+from components.config.federation import METHODS
 from components.config.registry import Registry
+from components.federation.untrained import UntrainedMethod
 
 
 def config_registries():
@@ -15,3 +17,7 @@ def config_registries():
             if isinstance(value, Registry):
                 registries[value.group] = value
     return list(registries.values())
+
+
+TRAINED_METHODS = [name for name in METHODS.names() if not issubclass(METHODS.load(name), UntrainedMethod)]
+"""The methods that have rounds."""

@@ -13,7 +13,7 @@ from components.results import (
     EvaluationResult,
     FederationResult,
     Metrics,
-    OutcomeRecord,
+    Outcome,
     QuestionFigures,
     QuestionResult,
     RoundEvaluation,
@@ -83,9 +83,7 @@ def step_record(
 def federation_result(**values: Any) -> FederationResult:
     """Rounds of a method without anything of its own."""
     defaults: dict[str, Any] = {
-        "outcome": OutcomeRecord(kind="shared-policy", adapters={}),
-        "accuracy_label": "Accuracy of the policy",
-        "accuracy_note": "",
+        "outcome": Outcome(),
         "rounds": 1,
         "records": [step_record()],
         "evaluations": [round_evaluation(0), round_evaluation(1)],
@@ -98,7 +96,7 @@ def federation_result(**values: Any) -> FederationResult:
 def alignment_result(**values: Any) -> AlignmentResult:
     """A single aligned policy."""
     defaults: dict[str, Any] = {
-        "policy": OutcomeRecord(kind="shared-policy", folder="final"),
+        "policy": Outcome(folder="final"),
         "reference": "base",
         "metrics": {},
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.config import BackboneConfig
 from components.models.backbone import read_model_config
-from perf.products import read_configs
+from perf.throughput import read_configs
 
 SHAPES: dict[str, dict[str, Any]] = read_configs()
 

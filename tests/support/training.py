@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,11 +11,13 @@ import numpy.typing as npt
 
 from components.config import LocalObjective, PersonalModules, PolicyConfig
 from components.config.modules import BottleneckConfig, RewardHeadConfig
+from components.data.records import Pair
 from components.federation.clients.policy_trainer import TrainedPart, trainable
 from components.learning.client_data import ClientData
-from components.learning.loop import GradientRule, Loss, Rows, Trained, Training, train
+from components.learning.loop import Loss, Rows, Trained, Training, train
 from components.learning.reference_cache import ReferenceCache
-from components.models.resident import Pair, ResidentPolicy
+from components.learning.wrapped_losses import LocalTraining
+from components.models.resident import ResidentPolicy
 
 if TYPE_CHECKING:
     from components.models.store import Adapter
@@ -67,7 +69,7 @@ def build_loss(
 
     Args:
         resident: the model.
-        pairs: N records with prompt, chosen and rejected.
+        pairs: N pairs, of which it uses the texts.
         objective: the section of the recipe.
         used: the pairs that minibatches contain; None for all.
         reference: [N, 2], log-probabilities in place of the backbone's.
@@ -90,21 +92,21 @@ def train_pairs(
     group: TrainedPart = "shared",
     personal_lr: float | None = None,
     minibatches: Sequence[Rows] | None = None,
-    gradient_rule: GradientRule | None = None,
+    wrap: Callable[[Loss, LocalTraining], Loss] | None = None,
     **data: Any,
 ) -> TrainedPairs:
     """Train a group of modules in place; further arguments as of build_loss.
 
     Args:
         resident: the model; it holds the private modules.
-        pairs: records with prompt, chosen and rejected.
+        pairs: as of build_loss.
         adapter: initial values; None for what the model holds.
         objective: the section of the recipe.
         training: settings.
         group: what is trained.
         personal_lr: rate of the private modules if all are trained; None for the optimizer's.
         minibatches: None draws those of the loss.
-        gradient_rule: see `train`.
+        wrap: puts a loss around that of the objective, as `Local.wrap` does.
     """
     if adapter is not None:
         resident.slot.load(adapter)
@@ -112,7 +114,9 @@ def train_pairs(
         loss_type: type[Loss] = resolve_name(objective.loss)
         minibatches = loss_type.draw_minibatches(objective, len(pairs), training, list, training.seed)
     loss = build_loss(resident, pairs, objective, np.unique(np.concatenate(minibatches)), **data)
+    if wrap is not None:
+        loss = wrap(loss, LocalTraining(resident.slot.named, training.optimizer.lr))
     lr = training.optimizer.lr if personal_lr is None else personal_lr
     with trainable(resident, group, lr) as (parameters, groups):
-        figures = train(resident.model, parameters, minibatches, loss, training, groups, gradient_rule)
+        figures = train(resident.model, parameters, minibatches, loss, training, groups)
     return TrainedPairs(resident.slot.read(), loss.metrics(figures), figures, loss)

@@ -11,7 +11,7 @@ from peft import PeftModel
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from components.alignment.dpo import DpoPair
+from components.alignment.label import LabeledPair
 from components.config.alignment import DpoConfig
 from components.models.adapters import AdapterSlot, to_peft_config
 from components.models.policy import Policy
@@ -25,7 +25,7 @@ class PretokenizedTrainer(DPOTrainer):
 
 
 def build_trainer(
-    policy: Policy, pairs: Sequence[DpoPair], config: DpoConfig, folder: Path, seed: int
+    policy: Policy, pairs: Sequence[LabeledPair], config: DpoConfig, folder: Path, seed: int
 ) -> DPOTrainer:
     """Build a DPOTrainer on the CPU; its `model` is the PEFT model that is trained.
 
@@ -81,7 +81,7 @@ def build_trainer(
 
 
 def train_with_trl(
-    policy: Policy, pairs: Sequence[DpoPair], config: DpoConfig, folder: Path, seed: int
+    policy: Policy, pairs: Sequence[LabeledPair], config: DpoConfig, folder: Path, seed: int
 ) -> tuple[PeftModel, list[dict[str, float]]]:
     """Train a policy by TRL's DPOTrainer; the model, and the metrics of each step."""
     with completion_positions_only():

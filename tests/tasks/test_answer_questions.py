@@ -20,13 +20,13 @@ from components.evaluation.answers import load_evaluation_questions
 from components.io import read_json, write_json
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.generation import Completion
 from components.models.policy import Policy
+from components.models.samples import Completion
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from components.reporting.lines import questions_line
 from components.reporting.run_page import questions_table
-from components.results import EvaluationResult, OutcomeRecord, QuestionFigures, QuestionResult
+from components.results import EvaluationResult, Outcome, QuestionFigures, QuestionResult
 from tasks import data
 from tasks.benchmark import share_generations
 from tasks.evaluation import questions as questions_task
@@ -254,7 +254,7 @@ def personal(files, adapters, prepared, tmp_path, monkeypatch):
     (tmp_path / "prepared").symlink_to(prepared)
     store = AdapterStore(tmp_path / "federation" / "adapters")
     hashes = {name: store.put(adapter) for name, adapter in adapters.items()}
-    record = OutcomeRecord(kind="client-adapters", adapters=hashes, folder="final")
+    record = Outcome(adapters=hashes, assignment={name: name for name in hashes}, folder="final")
     return answer_all(recipe, tmp_path, EvaluatedPolicy("aligned", tmp_path / "final", record))
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from components.benchmarks import read_benchmark
 from components.config import RecipeError
 from components.config.benchmark import Benchmark
 from components.recipes import load_recipe
+from components.recipes.benchmarks import read_benchmark
 from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, open_benchmark
 from tests.support.sources import write_jsonl
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from components.benchmarks import arm_recipe
 from components.config.benchmark import Benchmark
 from components.federation.multi_objective import weight_series
 from components.io import write_json
+from components.recipes.benchmarks import arm_recipe
 from components.reporting.benchmark_page import commits_line, short_commit
 from components.results import (
     AccuracyReport,
@@ -19,7 +19,7 @@ from components.results import (
     EvaluationResult,
     FederationResult,
     Metrics,
-    OutcomeRecord,
+    Outcome,
     RoundEvaluation,
     StepRecord,
 )
@@ -133,9 +133,7 @@ def federation_result(arm):
             measures["rewards"] = Metrics(scalars=arm.measures[rounds_done])
         evaluations.append(RoundEvaluation(rounds_done=rounds_done, accuracy=ACCURACY, measures=measures))
     return FederationResult(
-        outcome=OutcomeRecord(kind="shared-policy", adapters={}),
-        accuracy_label="Implicit reward",
-        accuracy_note="",
+        outcome=Outcome(),
         rounds=1,
         records=[record],
         evaluations=evaluations,
@@ -173,7 +171,7 @@ def write_run(run, recipe, arm):
     run.record_commit(CLEAN)
     federation_result(arm).write(run.federation / RESULT)
     AlignmentResult(
-        policy=OutcomeRecord(kind="shared-policy", folder="final"),
+        policy=Outcome(folder="final"),
         reference="base",
         metrics={"kl_sequence": 1.0},
     ).write(run.alignment / RESULT)
@@ -227,7 +225,7 @@ def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(fin
         "| FedBis: common taste at least 0.9 | undecided (one seed, 1 of 2 seeds) |",
         "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | undecided (one seed,"
         " 1 of 2 seeds) |",
-        "the worst client and the spread",
+        "the worst 10% of the clients (at least one), the spread, and Jain's index",
         "| position consistency, FedBis against base policy | 0.500 |",
         "| own accuracy, held-out pairs | 84 |",
         "| base policy | 1 |",

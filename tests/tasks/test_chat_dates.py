@@ -7,7 +7,8 @@ import pytest
 from components.evaluation.judges.autoj import AutoJSection
 from components.models.backbone import BackboneError
 from components.models.policy import PolicyTexts
-from components.recipes import load_recipe, set_chat_dates
+from components.recipes import load_recipe
+from components.recipes.inputs import set_chat_dates
 from tasks import runs
 from tasks.runs import create_run, write_stage_inputs
 from tests.support.chat_templates import build_chat_tokenizer, family, write_chat_policy

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from components.models.eight_bit import EightBitError
+from components.config import UserError
 from components.recipes import load_recipe
 from flows import fed_rlhf
 from tasks import data
@@ -36,7 +36,7 @@ def without_bitsandbytes(monkeypatch):
 def test_a_recipe_with_8_bits_is_refused_without_bitsandbytes_and_names_the_key(
     without_bitsandbytes, overrides, key
 ):
-    with pytest.raises(EightBitError, match=f"^{key} "):
+    with pytest.raises(UserError, match=f"^{key} "):
         data.check_eight_bit(load_recipe("debug", overrides))
 
 
@@ -51,5 +51,5 @@ def test_8_bit_settings_that_a_run_does_not_use_are_not_checked(without_bitsandb
 
 def test_8_bit_settings_are_checked_before_backbones_are_fetched(without_bitsandbytes, monkeypatch, tmp_path):
     monkeypatch.setattr(data, "fetch_backbone", lambda name: pytest.fail("a backbone was fetched"))
-    with pytest.raises(EightBitError, match="selector.backbone.quantization"):
+    with pytest.raises(UserError, match="selector.backbone.quantization"):
         fed_rlhf.prepare.fn(Run("run", tmp_path), load_recipe("debug", [SELECTOR]))

@@ -23,11 +23,11 @@ from components.results import (
     AlpacaEvalFigures,
     AlpacaEvalResult,
     EvaluationResult,
-    OutcomeRecord,
+    Outcome,
 )
 from components.seeding import derive
 from tasks import alignment, data
-from tasks.evaluation import alpaca_eval, judging
+from tasks.evaluation import judging
 from tasks.flow_runs import FlowRunLink
 from tasks.policies import aligned_outcome, record_files
 from tasks.runs import RESULT, Run, create_run
@@ -56,7 +56,7 @@ needs_the_package = [
 @pytest.fixture(autouse=True)
 def plain_log(monkeypatch):
     without_prefect(monkeypatch)
-    for module in (alpaca_eval, judging):
+    for module in (judging,):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
 
 
@@ -89,7 +89,7 @@ def answers(tmp_path):
 def adopted(tmp_path):
     """A run whose policy the clients trained, so that it has no checkpoints of DPO."""
     run = Run("run", tmp_path)
-    policy = OutcomeRecord(kind="shared-policy", folder="final")
+    policy = Outcome(folder="final")
     AlignmentResult(policy=policy, reference="base", metrics={}).write(run.alignment / RESULT)
     return run
 
@@ -114,12 +114,12 @@ def test_an_aligned_policy_whose_files_changed_is_refused_by_the_file(tmp_path, 
     weights = run.alignment / "final" / "adapter_model.safetensors"
     weights.parent.mkdir(parents=True)
     weights.write_bytes(b"weights")
-    policy = OutcomeRecord(kind="shared-policy", folder="final")
+    policy = Outcome(folder="final")
     result = record_files(run, AlignmentResult(policy=policy, reference="base", metrics={}))
     assert list(result.files) == ["final/adapter_model.safetensors"]
     result.write(run.alignment / RESULT)
-    federation_result(outcome=OutcomeRecord(kind="shared-policy")).write(run.federation / RESULT)
-    assert aligned_outcome(run).record.folder == "final"
+    federation_result(outcome=Outcome()).write(run.federation / RESULT)
+    assert aligned_outcome(run).folder == "final"
     if damage == "damaged":
         weights.write_bytes(b"weighty")
     else:
@@ -180,7 +180,7 @@ def with_alpaca_eval(recipe, **settings):
 @pytest.fixture
 def annotate(debug, answers, tmp_path):
     def run(recipe=debug, **settings):
-        return alpaca_eval.annotate_answers.fn(Run("run", tmp_path), with_alpaca_eval(recipe, **settings))
+        return judging.annotate_answers.fn(Run("run", tmp_path), with_alpaca_eval(recipe, **settings))
 
     return run
 
@@ -286,7 +286,7 @@ def alpaca_table(figures, note):
     contest = AlpacaEvalContest(baseline="gpt4_1106_preview", figures=figures)
     contests = {"aligned_vs_reference": contest}
     result = AlpacaEvalResult(annotator="weighted", contests=contests, note=note)
-    table = run_page.alpaca_table(result)
+    table, _ = run_page.alpaca_tables(result)
     return "\n".join([*text_table(table), table.caption])
 
 
@@ -357,7 +357,7 @@ def test_dpo_has_the_recipe_of_the_phase_whose_task_runner_a_stage_of_dvc_does_n
 
     def train(task, calls, runtime, folder):
         called.extend([*calls, runtime])
-        policy = OutcomeRecord(kind="shared-policy", folder="final")
+        policy = Outcome(folder="final")
         AlignmentResult(policy=policy, reference="base", metrics={}).write(run.alignment / "dpo.json")
 
     monkeypatch.setattr(alignment, "run_on_workers", train)

@@ -3,15 +3,12 @@
 import logging
 import pickle
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest import mock
@@ -20,33 +17,34 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import RecipeError
-from components.data.records import read_rows
+from components.config import RecipeError, UserError
+from components.data.records import Pair, read_pairs
 from components.environment import available_cores
-from components.evaluation.accuracy import sample_evenly, sample_pairs
+from components.evaluation.accuracy import count_evenly, count_uniformly
 from components.federation.clients.context import ClientContexts
 from components.federation.clients.trainer import ClientResult
 from components.federation.clients.worker import build_trainer
 from components.federation.commits import Commits
-from components.federation.outcome import load_outcome
-from components.federation.protocol import Failure, FederationError, TrainJob, Update, build_federation
+from components.federation.outcome import measure_jobs
+from components.federation.protocol import Failure, TrainJob, Update, build_federation
 from components.federation.transport import InProcessTransport
 from components.io import FullDiskError
 from components.learning.selector_training import score_pairs
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
-from components.results import Metrics, OutcomeRecord
+from components.results import Metrics, Outcome
 from tasks import devices, federation, prefect_transport, ray_cluster, ray_tasks
 from tasks.devices import DevicePool, choose_workers
 from tasks.federation import evaluate_state, measure_accuracy, open_commits
 from tasks.prefect_transport import (
     ClientsFailed,
     PrefectTransport,
+    ShardAnswer,
+    ThisProcess,
     close_exchange,
     collect_answers,
     exchange_contexts,
     rounds_contexts,
-    run_jobs,
 )
 from tasks.runs import Run, create_run
 from tests.support.bound_methods import bind
@@ -61,22 +59,17 @@ class FragileTrainer:
     Attributes:
         failures: number of failures that are left, by client.
         failure: what is raised then.
-        hanging: clients whose jobs wait for the event `end`.
         calls: the clients, in the order of their jobs.
     """
 
     def __init__(self):
         self.failures = Counter()
         self.failure = RuntimeError("the device lost a client")
-        self.hanging = set()
-        self.end = threading.Event()
         self.calls = []
         self.model = torch.nn.Linear(1, 1)
 
     def run(self, job, context):
         self.calls.append(job.client)
-        if job.client in self.hanging:
-            self.end.wait()
         if self.failures[job.client] > 0:
             self.failures[job.client] -= 1
             raise self.failure
@@ -89,8 +82,7 @@ def fragile(monkeypatch):
     trainer = FragileTrainer()
     monkeypatch.setattr(devices, "build_trainer", lambda *_: trainer)
     monkeypatch.setattr(prefect_transport, "POOL", DevicePool())
-    yield trainer
-    trainer.end.set()
+    return trainer
 
 
 @pytest.fixture
@@ -101,7 +93,7 @@ def store(tmp_path):
 def train_jobs(store, *names):
     digest = store.put(START)
     return [
-        TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=digest)
+        TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapters=(digest,))
         for seed, name in enumerate(names)
     ]
 
@@ -110,7 +102,7 @@ def train_jobs(store, *names):
 def run(debug, prepared, store):
     """Runs a shard with the debug recipe."""
     contexts = ClientContexts(store, prepared / "pairs.parquet")
-    return lambda shard, **runtime: run_jobs(shard, with_section(debug, "runtime", **runtime), contexts)
+    return lambda shard: ThisProcess(contexts).run(shard, debug).updates
 
 
 def test_a_shard_gives_an_update_for_each_client_by_its_hash(fragile, run, store):
@@ -222,74 +214,6 @@ def test_a_failure_of_the_whole_task_leaves_every_device_free(fragile, debug, ru
         assert device == "cpu"
 
 
-def test_a_client_that_hangs_is_left_out_and_its_place_gets_another_trainer(
-    fragile, debug, run, store, monkeypatch
-):
-    built = []
-
-    def build(*_):
-        built.append(copy(fragile))
-        return built[-1]
-
-    monkeypatch.setattr(devices, "build_trainer", build)
-    fragile.hanging.add("bea")
-    reason = r"client bea: no answer within 0.5 s \(runtime.client_timeout\)$"
-    with pytest.raises(ClientsFailed, match=reason) as error:
-        run(train_jobs(store, "ada", "bea", "cyd", "dan"), client_timeout=0.5)
-    assert fragile.calls == ["ada", "bea", "cyd", "dan"]
-    assert len(built) == 2
-    with prefect_transport.POOL.borrow(debug.runtime) as device:
-        assert device == "cpu"
-    failed = SimpleNamespace(result=lambda raise_on_failure: error.value)
-    assert not prefect_transport.may_succeed(None, None, failed)
-
-
-def test_a_client_that_was_left_out_writes_no_file_when_it_goes_on(fragile, run, store):
-    fragile.hanging.add("bea")
-    with pytest.raises(ClientsFailed):
-        run(train_jobs(store, "bea"), client_timeout=0.3)
-    folder = store.root.parents[1]
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    fragile.end.set()
-    prefect_transport.HANGING[-1].join(30)
-    assert not prefect_transport.HANGING[-1].is_alive()
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-    (update,) = run(train_jobs(store, "bea"), client_timeout=30.0)
-    assert update.client == "bea"
-
-
-HANG = """
-import threading, torch
-from components.environment import configure_libraries
-from flows.process import end_if_jobs_hang
-from tasks.prefect_transport import JobHangs, run_within
-
-def busy():
-    while True:
-        torch.randn(600, 600) @ torch.randn(600, 600)
-
-try:
-    run_within(0.5, busy)
-except JobHangs as error:
-    print(error)
-end_if_jobs_hang(3)
-"""
-
-
-@pytest.mark.pipeline
-def test_a_process_ends_with_its_status_while_a_job_hangs_in_torch():
-    done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (3, "no answer within 0.5 s (runtime.client_timeout)\n"), (
-        done.stderr
-    )
-
-
-def test_a_time_limit_for_clients_is_refused_where_the_model_has_dropout(debug, dropout_model):
-    recipe = with_section(debug, "runtime", client_timeout=5.0)
-    with pytest.raises(RecipeError, match="client_timeout is set, but the model has dropout"):
-        DevicePool()._build(recipe, ("cpu", 0), "")
-
-
 def test_a_full_disk_ends_the_round_and_leaves_no_client_out(fragile, run, store, monkeypatch):
     full = FullDiskError(28, "no space is left for /x: free some, and resume the run")
     monkeypatch.setattr(prefect_transport, "run_job", mock.Mock(side_effect=full))
@@ -299,22 +223,11 @@ def test_a_full_disk_ends_the_round_and_leaves_no_client_out(fragile, run, store
         collect_answers([FinishedFuture(error=error.value)], [train_jobs(store, "ada")], store)
 
 
-def test_errors_and_results_of_jobs_with_a_time_limit_are_those_without(fragile, run, store):
-    fragile.failures["bea"] = 1
-    with pytest.raises(ClientsFailed, match=r"^client bea: RuntimeError \(errors/") as error:
-        run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
-    assert prefect_transport.may_succeed(
-        None, None, SimpleNamespace(result=lambda raise_on_failure: error.value)
-    )
-    updates = run(train_jobs(store, "ada", "bea"), client_timeout=60.0)
-    assert [update.client for update in updates] == ["ada", "bea"]
-
-
 def test_the_failure_of_clients_travels_between_processes():
-    failed = ClientsFailed({"ada": "RuntimeError (errors/1)", "bea": "no answer"}, some_hang=True)
+    failed = ClientsFailed({"ada": "RuntimeError (errors/1)", "bea": "no answer"}, {"path": b"bytes"})
     received = pickle.loads(pickle.dumps(failed))
     assert str(received) == "client ada: RuntimeError (errors/1); client bea: no answer"
-    assert (received.reasons, received.some_hang) == (failed.reasons, True)
+    assert (received.reasons, received.written) == (failed.reasons, {"path": b"bytes"})
 
 
 @dataclass(frozen=True)
@@ -344,7 +257,7 @@ def test_of_a_shard_that_failed_the_clients_that_finished_still_count(fragile, r
     second = train_jobs(store, "dan")
     with pytest.raises(ClientsFailed) as error:
         run(first)
-    futures = [FinishedFuture(error=error.value), FinishedFuture(run(second))]
+    futures = [FinishedFuture(error=error.value), FinishedFuture(ShardAnswer(run(second)))]
     ada, bea, cyd, dan = collect_answers(futures, [first, second], store)
     assert bea == Failure("bea", error.value.reasons["bea"])
     for update, name in ((ada, "ada"), (cyd, "cyd"), (dan, "dan")):
@@ -358,15 +271,15 @@ def test_the_reason_of_a_shard_whose_process_died_is_that_of_prefect(fragile, st
     assert answer == Failure("ada", "Crashed: worker lost")
 
 
-@pytest.mark.parametrize(("size", "settings"), [(1, []), (2, []), (1, ["runtime.client_timeout=60"])])
+@pytest.mark.parametrize("size", [1, 2])
 def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
-    prefect_session, fragile, prepared, tmp_path, size, settings
+    prefect_session, fragile, prepared, tmp_path, size
 ):
     from prefect import flow
     from prefect.task_runners import ThreadPoolTaskRunner
 
     fragile.failures.update({"ada": 1, "cyd": 99})
-    settings = [f"federation.clients_per_task={size}", "runtime.retries=1", *settings]
+    settings = [f"federation.clients_per_task={size}", "runtime.retries=1"]
     recipe = load_recipe("debug", ["federation.clients_per_round=4", *settings])
     commits = Commits(tmp_path / "federation", "test")
     counts = {name: {"train": 1, "validation": 0, "test": 0} for name in ("ada", "bea", "cyd", "dan")}
@@ -387,18 +300,6 @@ def test_prefect_retries_a_client_that_fails_and_the_round_continues_without_it(
     assert sorted(record.clients) == ["ada", "bea", "dan"]
     assert commits.latest(bound.memory_type)[0] == new
     assert torch.equal(commits.store.get(new.adapters["selector"])["a"], torch.ones(3))
-
-
-def test_prefect_does_not_retry_a_client_that_hangs(prefect_session, fragile, debug, prepared, store):
-    from prefect import flow
-
-    fragile.hanging.add("bea")
-    recipe = with_section(debug, "runtime", client_timeout=0.5, retries=3)
-    transport_ = PrefectTransport(recipe, ClientContexts(store, prepared / "pairs.parquet"))
-    ada, bea = flow(lambda: transport_.run(train_jobs(store, "ada", "bea")), name="hanging")()
-    assert isinstance(ada, Update)
-    assert bea == Failure("bea", "no answer within 0.5 s (runtime.client_timeout)")
-    assert Counter(fragile.calls) == {"ada": 1, "bea": 1}
 
 
 # --- the device pool
@@ -626,12 +527,12 @@ def train_clients(recipe, prepared, folder, workers):
     with prefect_transport.POOL.borrow_trainer(recipe) as trainer:
         initial = store.put(trainer.initial_adapter(0))
     shards = [
-        [TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapter=initial)]
+        [TrainJob(client=name, round=0, seed=seed, adapter_name="selector", adapters=(initial,))]
         for seed, name in enumerate(("ada", "bea", "cyd", "dan"))
     ]
     contexts = ClientContexts(store, prepared / "pairs.parquet")
     with ThreadPoolExecutor(workers) as executor:
-        answers = executor.map(lambda shard: run_jobs(shard, recipe, contexts), shards)
+        answers = executor.map(lambda shard: ThisProcess(contexts).run(shard, recipe).updates, shards)
         return [update.adapter for (update,) in answers]
 
 
@@ -721,7 +622,7 @@ def test_after_release_nothing_is_resident_and_the_devices_are_chosen_again(debu
 
 # --- the reference's log-probabilities, which the pool keeps
 
-PAIR = {"prompt": "a question", "chosen": "an answer", "rejected": "no"}
+PAIR = Pair("a question", "an answer", "no")
 CONCURRENT = ["policy.lora.dropout=0", "runtime.cpu_workers=2", "runtime.devices=[cpu]"]
 
 
@@ -814,8 +715,7 @@ def test_short_jobs_are_a_task_for_each_place(debug, measured, monkeypatch):
     recipe = on_cpu(debug, workers=2)
     names = ("ada", "bea", "cyd", "dan", "eva")
     prefect = PrefectTransport.open(recipe, rounds_contexts(measured))
-    outcome = load_outcome(OutcomeRecord(kind="shared-policy", adapters={"policy": "a"}))
-    prefect.run(outcome.measure_jobs("test", dict.fromkeys(names)))
+    prefect.run(measure_jobs(Outcome(adapters={"policy": "a"}), "test", dict.fromkeys(names)))
     assert [[job.client for job in shard] for shard in shards] == [list(names[:3]), list(names[3:])]
 
 
@@ -824,7 +724,7 @@ def test_a_measurement_that_a_client_does_not_answer_is_refused_by_its_name(debu
         def run(self, jobs):
             return [Failure("bea", "the line is dead")]
 
-    with pytest.raises(FederationError, match=r"4 of 4 clients.*'measure-pairs'.*bea: the line is dead"):
+    with pytest.raises(UserError, match=r"4 of 4 clients.*'measure'.*bea: the line is dead"):
         measure_accuracy(measured, debug, ensemble, 0, Unreachable())
 
 
@@ -834,13 +734,13 @@ ASSIGNMENT = {"ada": "selector-2", "bea": "selector-0", "cyd": "selector-2", "da
 @pytest.fixture
 def ensemble(store, random_adapter):
     adapters = {f"selector-{u}": store.put(random_adapter(u, 1.0)) for u in range(3)}
-    return OutcomeRecord(kind="selector-ensemble", adapters=adapters, assignment=ASSIGNMENT)
+    return Outcome(trained_model="selector", votes=True, adapters=adapters, assignment=ASSIGNMENT)
 
 
 @pytest.fixture
 def correct(ensemble, store, tiny_selector, prepared):
     """The held-out pairs, and by selector, on which of them it agrees with their owner."""
-    pairs = read_rows(prepared / "pairs.parquet", split="test")
+    pairs = read_pairs(prepared / "pairs.parquet", split="test")
     by_selector = {}
     for name, digest in ensemble.adapters.items():
         tiny_selector.slot.load(store.get(digest))
@@ -854,7 +754,7 @@ def test_accuracy_of_an_ensemble_is_that_of_the_majority_and_of_each_clients_ass
 ):
     accuracy = measure_accuracy(measured, debug, ensemble, 0, in_process)
     pairs, by_selector = correct
-    own = [n for n, pair in enumerate(pairs) if pair["client_id"] == client]
+    own = [n for n, pair in enumerate(pairs) if pair.client_id == client]
     votes = sum(by_selector.values())
     assert accuracy.assigned.clients[client] == np.mean([by_selector[ASSIGNMENT[client]][n] for n in own])
     assert accuracy.clients[client] == np.mean([votes[n] >= 2 for n in own])
@@ -872,32 +772,34 @@ COUNTS = {"c": 9, "a": 20, "none": 0, "b": 3}
 @pytest.mark.parametrize(
     ("limit", "expected"), [(6, {"a": 2, "b": 2, "c": 2}), (13, {"a": 5, "b": 3, "c": 5}), (7, None)]
 )
-def test_a_sample_of_held_out_pairs_has_equally_many_of_each_client_in_their_order(seed, limit, expected):
-    sample = sample_evenly(COUNTS, limit, seed)
-    assert sum(map(len, sample.values())) == limit
-    for client, positions in sample.items():
-        assert positions == sorted(set(positions))
-        assert positions[-1] < COUNTS[client]
-    if expected is not None:
-        assert {client: len(positions) for client, positions in sample.items()} == expected
+def test_clients_measure_equally_many_held_out_pairs(seed, limit, expected):
+    counts = count_evenly(COUNTS, limit, seed)
+    assert sum(counts.values()) == limit
+    if expected is None:
+        assert sorted(counts.values()) == [2, 2, 3]
+    else:
+        assert counts == expected
 
 
-@pytest.mark.parametrize("sample", [sample_evenly, sample_pairs])
-def test_a_sample_of_held_out_pairs_is_a_function_of_its_seed(sample):
-    assert sample(COUNTS, 6, 0) == sample(COUNTS, 6, 0)
-    assert sample(COUNTS, 6, 0) != sample(COUNTS, 6, 1)
+@pytest.mark.parametrize(("sample", "limit"), [(count_evenly, 7), (count_uniformly, 6)])
+def test_how_many_pairs_a_client_measures_is_a_function_of_the_seed(sample, limit):
+    drawn = [sample(COUNTS, limit, seed) for seed in range(6)]
+    assert drawn[0] == sample(COUNTS, limit, 0)
+    assert any(other != drawn[0] for other in drawn)
 
 
 def test_each_held_out_pair_is_drawn_with_the_same_probability():
     drawn = Counter()
     for seed in range(400):
-        positions = sample_pairs(COUNTS, 8, seed)
-        assert sum(map(len, positions.values())) == 8
-        drawn.update((client, n) for client, own in positions.items() for n in own)
-    assert len(drawn) == 32
-    assert 60 < min(drawn.values()) <= max(drawn.values()) < 145  # of 100 on average
+        counts = count_uniformly(COUNTS, 8, seed)
+        assert sum(counts.values()) == 8
+        assert all(0 < count <= COUNTS[client] for client, count in counts.items())
+        drawn.update(counts)
+    assert {client: drawn[client] / COUNTS[client] for client in "abc"} == pytest.approx(
+        dict.fromkeys("abc", 100), rel=0.2
+    )
 
 
-@pytest.mark.parametrize("sample", [sample_evenly, sample_pairs])
+@pytest.mark.parametrize("sample", [count_evenly, count_uniformly])
 def test_without_a_limit_below_their_number_all_held_out_pairs_are_used(sample):
     assert sample(COUNTS, 99, 0) == {"a": None, "b": None, "c": None}

@@ -1,13 +1,17 @@
 """Which flow runs of a schedule work, where several are due."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.states import Scheduled
 
+from flows import benchmark
 from tasks.flow_runs import superseded
+from tasks.runs import Run
 
 
 @flow
@@ -35,3 +39,15 @@ def test_of_the_nights_that_a_worker_missed_the_last_one_runs(prefect_session):
     assert not ends(runs[0], auto_scheduled=False)  # a user has started it
     assert not ends(runs[0], deployment_id=None)
     assert superseded() is None
+
+
+def test_a_benchmark_that_has_begun_is_resumed_although_a_later_night_is_due(monkeypatch):
+    asked = []
+    monkeypatch.setattr(benchmark, "configure_libraries", lambda: None)
+    monkeypatch.setattr(benchmark, "retried_run", lambda: Run("earlier", Path("/earlier")))
+    monkeypatch.setattr(benchmark, "superseded", lambda: asked.append("superseded"))
+    monkeypatch.setattr(benchmark, "find_benchmark", asked.append)
+    monkeypatch.setattr(benchmark, "verify_arms", lambda folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        benchmark.benchmark.fn()
+    assert asked == ["/earlier"]

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from components.config import RecipeError
+from components.config import RecipeError, UserError
 from components.evaluation.contests import Contest
-from components.evaluation.judges import autoj
-from components.federation.outcome import OutcomeError
+from components.evaluation.judges.autoj import AutoJSection
 from components.io import read_json, write_json
 from components.learning import selector_training
+from components.models.policy import Policy
+from components.models.samples import Reply
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
 from components.reporting.metrics import result_metrics
-from components.results import OutcomeRecord
+from components.results import Outcome
 from components.seeding import derive
 from tasks import benchmark
 from tasks.benchmark_folder import contest_path
@@ -97,6 +98,16 @@ def test_the_verdicts_of_a_contest_are_stored_and_give_its_figures(debug, answer
     assert figures.model_dump_json() == result.contests["aligned_vs_base"].model_dump_json()
 
 
+def test_a_recipe_with_style_control_has_the_rates_at_equal_style(debug, answers):
+    recipe = with_judge(debug, FirstSection())
+    evaluation = recipe.evaluation.model_copy(update={"style_control": True})
+    result = judge(recipe.model_copy(update={"evaluation": evaluation}), answers)
+    contest = Contest.read(answers.parent / "contests" / "aligned_vs_base.json")
+    assert contest.style == {name: [0] * 3 for name in ("headings", "list_items", "bold")}
+    for figures in result.contests.values():
+        assert set(figures.style_effects) == {"length", "headings", "list_items", "bold"}
+
+
 def test_a_contest_with_references_that_do_not_exist_is_refused(debug, answers):
     rows = [row | {"references": []} for row in read_json(answers)]
     with pytest.raises(RecipeError, match=r"evaluation\.contests names base_vs_human.*reference"):
@@ -122,13 +133,9 @@ def test_the_texts_of_a_judge_are_stored_beside_the_answers(debug, answers):
 @pytest.fixture
 def in_words(debug, monkeypatch):
     """The recipe with Auto-J on the tiny model, which prefers the first response of each pair."""
-    decision = SimpleNamespace(text="So, the final decision is Response 1")
-    monkeypatch.setattr(
-        autoj,
-        "generate_completions",
-        lambda model, tokenizer, encoded, *_, **__: [[decision] for _ in encoded],
-    )
-    section = autoj.AutoJSection(model="tiny-random", max_prompt_tokens=1600, max_new_tokens=6)
+    decision = Reply("So, the final decision is Response 1", True)
+    monkeypatch.setattr(Policy, "write", lambda policy, prompts, **_: [decision for _ in prompts])
+    section = AutoJSection(model="tiny-random", max_prompt_tokens=1600, max_new_tokens=6)
     return with_judge(debug, section)
 
 
@@ -140,14 +147,14 @@ def test_a_judge_in_words_reads_the_policys_instruction_before_the_prompt(in_wor
 
 def test_a_contest_of_two_arms_is_judged_with_the_instruction_of_both(in_words, tmp_path, monkeypatch):
     queries = []
-    write = autoj.LocalModel.write
+    write = Policy.write
 
-    def record(self, comparisons):
-        shown = [self.instruction(pair).partition("USER'S MESSAGE\n")[2] for pair in comparisons]
+    def record(self, prompts, **arguments):
+        shown = [prompt.partition("USER'S MESSAGE\n")[2] for prompt in prompts]
         queries.extend(text.partition("\n===")[0] for text in shown)
-        return write(self, comparisons)
+        return write(self, prompts, **arguments)
 
-    monkeypatch.setattr(autoj.LocalModel, "write", record)
+    monkeypatch.setattr(Policy, "write", record)
     for arm in ("ours", "theirs"):
         row = {"prompt_id": "p", "prompt": "a post", "text": arm}
         write_json(tmp_path / arm / "answers-aligned.json", [row])
@@ -187,7 +194,7 @@ def run(tmp_path):
     store = AdapterStore(run.federation / "adapters")
     signs = {"s0": 1.0, "s1": 1.0, "s2": -1.0}
     adapters = {name: store.put({"sign": torch.tensor([sign])}) for name, sign in signs.items()}
-    outcome = OutcomeRecord(kind="selector-ensemble", adapters=adapters)
+    outcome = Outcome(trained_model="selector", votes=True, adapters=adapters)
     federation_result(outcome=outcome).write(run.federation / RESULT)
     return run
 
@@ -227,9 +234,9 @@ def test_selectors_that_always_choose_one_position_prefer_half_of_the_answers(
 
 
 def test_a_run_without_selectors_compares_no_completions(debug, run):
-    shared = OutcomeRecord(kind="shared-policy", adapters={})
+    shared = Outcome()
     federation_result(outcome=shared).write(run.federation / RESULT)
-    with pytest.raises(OutcomeError, match="'shared-policy' has no selectors"):
+    with pytest.raises(UserError, match="did not end with selectors"):
         compare_by_selectors(run, debug, [Comparison("p", "a", "b")])
 
 

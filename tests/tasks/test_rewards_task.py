@@ -2,7 +2,8 @@
 
 import pytest
 
-from components.recipes import load_recipe, required_backbones
+from components.recipes import load_recipe
+from components.recipes.model_checks import required_backbones
 from tasks.federation import open_commits
 from tasks.rewards import rewards_fingerprint
 from tasks.runs import Run
@@ -49,6 +50,7 @@ def test_rewards_that_are_not_trained_add_nothing_to_the_fingerprint(prepared, o
 
 def write_prepared(run, content):
     run.prepared.mkdir(exist_ok=True)
+    (run.prepared / "clients.json").write_text("{}")
     for name in ("pairs", "judge", "prompts"):
         (run.prepared / f"{name}.parquet").write_bytes(content)
 

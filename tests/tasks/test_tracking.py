@@ -25,15 +25,16 @@ from components.paths import tracking_uri
 from components.recipes import load_recipe
 from components.reporting.changes import find_changes
 from components.reporting.claims import Finding
-from components.results import ClientRecord, Metrics, StepRecord, Traffic
+from components.results import ClientRecord, ClientTotal, Metrics, StepRecord, Traffic
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, contest_file, create_run, open_run
 from tasks.tracking import run_tree
 from tasks.tracking.client import RunLog, mlflow_client
-from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps
+from tasks.tracking.federate import FederationLog, client_rows, log_round_evaluation, log_steps, step_points
 from tasks.tracking.phases import ALIAS, log_data, may_move_alias, register_policy, verdict_rows
 from tasks.tracking.report import description, earlier_means, log_benchmark_report
 from tasks.tracking.run_tree import PARENT_TAG, ending, open_run_tracking, phase_tracking
+from tests.support import results
 from tests.support.adapters import random_tensors
 from tests.support.contests import LOSS, TIE, WIN, contest
 from tests.support.preparation import preparation_report
@@ -371,7 +372,7 @@ def prepared_copy(prepared, run):
 def test_the_data_are_logged_as_data_sets_of_the_parent_and_the_partition_at_the_phase(
     run, phase, parent, debug, client, prepared_copy
 ):
-    log_data.fn(phase, run, debug.data, preparation_report())
+    log_data.fn(phase, run, debug, preparation_report())
     data = client.get_run(phase).data
     digest = hashlib.sha256((prepared_copy / "pairs.parquet").read_bytes()).hexdigest()
     inputs = {one.dataset.name: one for one in client.get_run(parent).inputs.dataset_inputs}
@@ -674,3 +675,16 @@ def test_the_table_of_verdicts_has_both_answers_the_better_one_and_the_judges_re
     assert [row["theirs"] for row in table] == ["short", "short", "human text"]
     assert [row["ours first"] for row in table] == ["why", "other", ""]
     assert [row["theirs first"] for row in table] == ["why not", "", ""]
+
+
+def test_a_step_that_records_totals_has_no_range_over_clients_and_the_same_means_and_bytes():
+    losses = {"ada": 1.0, "bea": 3.0}
+    clients = {name: results.client_record({"loss": loss}, sent=5, kept=2) for name, loss in losses.items()}
+    known = results.step_record(clients=clients)
+    unknown = results.step_record(total=ClientTotal.of(list(clients.values())))
+    points, totals = ({name: value for name, value, _ in step_points([one])} for one in (known, unknown))
+    assert {**totals, "train/loss_min": 1.0, "train/loss_max": 3.0} == points
+    assert (totals["train/loss"], totals["round/participants"]) == (2.0, 2)
+    assert (totals["round/bytes_sent"], totals["round/bytes_kept"]) == (10, 4)
+    assert client_rows([unknown]) == []
+    assert client_rows([known, unknown]) == [], "of some steps they would be taken for the whole"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from components.recipes import recipe_names
+from components.recipes.load import recipe_names
 from tests.support.pipeline import NOISE, ROOT, environment_without
 
 pytestmark = pytest.mark.pipeline

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import NamedTuple, TypeVar
 
-from components.alignment.thoughts.requests import Request
 from components.alignment.thoughts.scores import Score
-from components.alignment.thoughts.tree_models import TreeModels, TreeModelsInTurn
+from components.alignment.thoughts.tree_models import Request, TreeModels
 from components.config import ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template
@@ -103,7 +102,7 @@ class GrowingTree:
 
 def grow_trees(
     questions: Sequence[Question],
-    models: TreeModels | TreeModelsInTurn,
+    models: TreeModels,
     settings: Mapping[str, TreeSettings],
 ) -> list[Tree]:
     """Grow the trees of questions together: the requests of a level are answered in common batches.
@@ -114,20 +113,16 @@ def grow_trees(
     """
     trees = [GrowingTree(question, settings[question.set]) for question in questions]
     while growing := [tree for tree in trees if not tree.is_complete]:
-        _grow_level(growing, models)
+        thoughts_by_tree = _answer_together([tree.thought_requests() for tree in growing], models.write)
+        levels = [[first_line(text) for text in texts] for texts in thoughts_by_tree]
+        positions = [[n for n, thought in enumerate(thoughts) if thought] for thoughts in levels]
+        requests = []
+        for tree, thoughts, scored in zip(growing, levels, positions, strict=True):
+            requests.append(tree.score_requests([thoughts[n] for n in scored]))
+        scores_by_tree = _answer_together(requests, models.score)
+        for tree, thoughts, scored, scores in zip(growing, levels, positions, scores_by_tree, strict=True):
+            tree.add_level(thoughts, dict(zip(scored, scores, strict=True)))
     return [tree.complete() for tree in trees]
-
-
-def _grow_level(trees: Sequence[GrowingTree], models: TreeModels | TreeModelsInTurn) -> None:
-    thoughts_by_tree = _answer_together([tree.thought_requests() for tree in trees], models.writer.write)
-    levels = [[first_line(text) for text in texts] for texts in thoughts_by_tree]
-    positions = [[n for n, thought in enumerate(thoughts) if thought] for thoughts in levels]
-    requests = []
-    for tree, thoughts, scored in zip(trees, levels, positions, strict=True):
-        requests.append(tree.score_requests([thoughts[n] for n in scored]))
-    scores_by_tree = _answer_together(requests, models.evaluator.score)
-    for tree, thoughts, scored, scores in zip(trees, levels, positions, scores_by_tree, strict=True):
-        tree.add_level(thoughts, dict(zip(scored, scores, strict=True)))
 
 
 def _answer_together(

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
-
-from components.alignment.thoughts.requests import Request
-from components.config import UserError
-from components.models.chat import Reply
-
-
-class ThoughtsError(UserError, RuntimeError):
-    """A tree that cannot be grown."""
 
 
 class Score(NamedTuple):
@@ -90,21 +82,3 @@ def _parse_line(
         return None
     allowed = ends_if_named if match["label"] or match["scale"] else ends
     return int(match["score"]) if any(end.match(line, match.end()) for end in allowed) else None
-
-
-def score_with_retries(
-    answer: Callable[[Sequence[Request], int], list[Reply]], requests: Sequence[Request], retries: int
-) -> list[Score]:
-    """Parse a score from each answer, and request the missing ones again, at most `retries` times.
-
-    `answer` is called with requests and the number of the attempt, from 0.
-    """
-    scores = [Score(None, 0)] * len(requests)
-    for attempt in range(retries + 1):
-        missing = [n for n, score in enumerate(scores) if score.value is None]
-        if not missing:
-            break
-        replies = answer([requests[n] for n in missing], attempt)
-        for n, reply in zip(missing, replies, strict=True):
-            scores[n] = Score(parse_score(reply.text, reply.finished), attempt + 1)
-    return scores

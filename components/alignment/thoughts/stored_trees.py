@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from components.alignment.thoughts.growth import ThoughtTemplates, TreeSettings, grow_trees
-from components.alignment.thoughts.tree_models import TreeModels, TreeModelsInTurn
+from components.alignment.thoughts.tree_models import TreeModels
 from components.config import PolicyConfig, ThoughtsConfig
 from components.data.questions import Question, render
 from components.data.templates import Template
@@ -54,7 +54,7 @@ def settings_key(
 def grow_missing_trees(
     questions: Sequence[Question],
     path: Path,
-    load_models: Callable[[], TreeModels | TreeModelsInTurn],
+    load_models: Callable[[], TreeModels],
     settings: Mapping[str, TreeSettings],
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
@@ -63,12 +63,9 @@ def grow_missing_trees(
 
     The trees of a batch are added to the file together, or none of them is. A stopped run thus
     resumes with the batches that it would have gone on with, and its trees are the same bytes.
-    Trees of other settings or questions stay in the file and are not returned.
-
-    Args:
-        questions: of any sets, with distinct names (set/id).
-        settings: by question set.
-        progress: called with (number of trees in the file, number of questions) after each batch.
+    Trees of other settings or questions stay in the file and are not returned. Questions of any sets have
+    distinct names (set/id), and the settings are by set. `progress` is called with (number of trees in the
+    file, number of questions) after each batch.
     """
     trees: dict[tuple[str, str, str], Tree] = {}
     for tree in read_trees(path):

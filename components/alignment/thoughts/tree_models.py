@@ -1,136 +1,164 @@
-"""The models that propose and score thoughts: a policy, a causal language model, an endpoint."""
+"""The models that write and score thoughts: policies, or an endpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from components.alignment.thoughts.requests import Request, sample_keys
-from components.alignment.thoughts.scores import Score, ThoughtsError, score_with_retries
+from components.alignment.thoughts.scores import Score, parse_score
 from components.concurrency import concurrent_parts, run_concurrently
-from components.config import BackboneConfig, PolicyConfig, TemplateFile, ThoughtsConfig
-from components.config.thoughts import EvaluatorOptions
+from components.config import PolicyConfig, ThoughtsConfig, UserError
 from components.environment import release_memory
-from components.models.chat import ChatEndpoint, Reply
+from components.models.chat import ChatEndpoint
 from components.models.policy import Policy
+from components.models.samples import SampleKey
+from components.models.tokens import sort_distinct
+from components.progress import Work, report_work
+from components.seeding import derive
+
+log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+class Request(NamedTuple):
+    """A prompt of a question.
+
+    The seed is that of the requests of the same question and level. Samples are a function of it
+    and of the request's position among those with this seed, so that they do not depend on the
+    questions that share the batch.
+    """
+
+    prompt: str
+    seed: int
+
+
+def sample_keys(requests: Sequence[Request], *purpose: str | int) -> list[SampleKey]:
+    """Keys of N samples: the requests' seeds, derived for the purpose, and positions among their seed's.
+
+    A purpose is needed where a seed serves more than one.
+    """
+    counts: Counter[int] = Counter()
+    keys = []
+    for request in requests:
+        seed = derive(request.seed, *purpose) if purpose else request.seed
+        keys.append(SampleKey(seed, counts[request.seed]))
+        counts[request.seed] += 1
+    return keys
+
+
 class TreeModels:
-    """The models that grow trees."""
+    """The models that grow trees: the policy that is trained on them later, and the evaluator.
 
-    writer: PolicyWriter
-    evaluator: Evaluator
+    Each is loaded when it is used. With thoughts.loading 'in_turn' it then replaces the other one.
+    """
 
+    def __init__(self, policy: PolicyConfig, config: ThoughtsConfig, device: str) -> None:
+        self.policy = policy.model_copy(update={"max_new_tokens": config.max_thought_tokens})
+        self.config = config
+        self.device = device
+        if config.loading == "together":
+            _ = self.evaluator  # what is wrong with it is said before a thought is written
 
-class TreeModelsInTurn:
-    """The models that grow trees, one at a time on the device: that which is used replaces the other."""
+    @cached_property
+    def writer(self) -> Policy:
+        self._release("evaluator")
+        return Policy(self.policy, self.device)
 
-    def __init__(
-        self, load_writer: Callable[[], PolicyWriter], load_evaluator: Callable[[], Evaluator]
-    ) -> None:
-        self._load_writer = load_writer
-        self._load_evaluator = load_evaluator
-        self._writer: PolicyWriter | None = None
-        self._evaluator: Evaluator | None = None
+    @cached_property
+    def evaluator(self) -> WrittenScores | ExpectedScores:
+        self._release("writer")
+        options = self.config.evaluator
+        if options.base_url is not None:
+            name = "the evaluator's endpoint"
+            endpoint = ChatEndpoint(options, options.model, options.max_new_tokens, name)
+            return WrittenScores(endpoint, options.retries_unread)
+        model = Policy(options.local, self.device)
+        if options.read == "expected":
+            return ExpectedScores(model)
+        return WrittenScores(model, options.retries_unread)
 
-    @property
-    def writer(self) -> PolicyWriter:
-        if self._writer is None:
-            self._evaluator = None
+    def _release(self, other: str) -> None:
+        if self.config.loading == "in_turn" and self.__dict__.pop(other, None) is not None:
             release_memory()
-            self._writer = self._load_writer()
-        return self._writer
-
-    @property
-    def evaluator(self) -> Evaluator:
-        if self._evaluator is None:
-            self._writer = None
-            release_memory()
-            self._evaluator = self._load_evaluator()
-        return self._evaluator
-
-
-class PolicyWriter:
-    """Thoughts by the policy that is trained on them later; a prompt is the user's turn."""
-
-    def __init__(self, config: PolicyConfig, thoughts: ThoughtsConfig, device: str) -> None:
-        self.thoughts = thoughts
-        self.policy = Policy(config, device)
 
     def write(self, requests: Sequence[Request]) -> list[str]:
         """Write a text for each request; its first line is the thought."""
-        completions = self.policy.generate(
-            [request.prompt for request in requests],
-            sample_keys(requests),
-            self.thoughts.temperature,
-            max_new_tokens=self.thoughts.max_thought_tokens,
-        )
-        return [completion.text for (completion,) in completions]
-
-
-class ModelEvaluator:
-    """Scores by a causal language model on this machine.
-
-    With `read: text` the score is the number that the model writes; with `read: expected` it is the
-    mean of 1 to 10 under the probabilities of the next token.
-    """
-
-    def __init__(self, options: EvaluatorOptions, device: str) -> None:
-        config = PolicyConfig(
-            backbone=BackboneConfig(name=options.location, revision=options.revision),
-            template=TemplateFile("thoughts/policy"),
-            chat_date=options.chat_date,
-            max_prompt_tokens=options.max_prompt_tokens,
-            max_new_tokens=options.max_new_tokens,
-            generation_batch_size=options.batch_size,
-        )
-        self.options = options
-        self.policy = Policy(config, device)
-        if options.read == "expected":
-            self._numbers = number_tokens(self.policy)
+        prompts = [request.prompt for request in requests]
+        replies = self.writer.write(prompts, sample_keys(requests), self.config.temperature)
+        return [reply.text for reply in replies]
 
     def score(self, requests: Sequence[Request]) -> list[Score]:
         """Score the thought of each request."""
-        if self.options.read == "expected":
-            return [Score(score, 1) for score in self._expected_scores(requests)]
-        return score_with_retries(self._write, requests, self.options.retries_unread)
+        return self.evaluator.score(requests)
 
-    def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
-        completions = self.policy.generate(
-            [request.prompt for request in requests],
-            sample_keys(requests, "attempt", attempt),
-            temperature=1.0 if attempt else 0.0,
-        )
-        replies = []
-        for (completion,) in completions:
-            ids = list(completion.ids[:-1] if completion.finished else completion.ids)
-            text = self.policy.tokenizer.decode(ids, skip_special_tokens=True)
-            replies.append(Reply(cast("str", text), completion.finished))
-        return replies
 
-    def _expected_scores(self, requests: Sequence[Request]) -> list[float]:
+class WrittenScores:
+    """Scores that a model writes as numbers."""
+
+    def __init__(self, model: Policy | ChatEndpoint, retries: int) -> None:
+        self.model = model
+        self.retries = retries
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Parse a score from each answer, and request the missing ones again, at most `retries` times.
+
+        The first answers are greedy; further ones are sampled at temperature 1.
+        """
+        scores = [Score(None, 0)] * len(requests)
+        for attempt in range(self.retries + 1):
+            missing = [n for n, score in enumerate(scores) if score.value is None]
+            if not missing:
+                break
+            asked = [requests[n] for n in missing]
+            replies = self.model.write(
+                [request.prompt for request in asked],
+                sample_keys(asked, "attempt", attempt),
+                temperature=1.0 if attempt else 0.0,
+                progress=lambda done, total: report_work(log, Work("answers of the evaluator", done, total)),
+            )
+            for n, reply in zip(missing, replies, strict=True):
+                scores[n] = Score(parse_score(reply.text, reply.finished), attempt + 1)
+        return scores
+
+
+class ExpectedScores:
+    """Means of the numbers 1 to 10 under a model's probabilities of the next token."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        # Tokens of the numbers 1 to 10 at the beginning of an answer, whose probabilities can only be read
+        # where 1 to 9 are one token each, and 10 is one token or a 1 and a 0.
+        ids = [policy.tokenizer.encode(str(number), add_special_tokens=False) for number in range(1, 11)]
+        *digits, ten = ids
+        ten_is_readable = len(ten) == 1 or (len(ten) == 2 and ten[0] == digits[0][0])
+        if not ten_is_readable or any(len(number) != 1 for number in digits):
+            raise UserError(
+                f"the tokenizer of '{policy.tokenizer.name_or_path}' splits the numbers 1 to 10 so that"
+                " thoughts.evaluator.read 'expected' cannot read their probabilities: set read to 'text', or"
+                " use another model."
+            )
+        self._numbers = ids
+
+    def score(self, requests: Sequence[Request]) -> list[Score]:
         """Expected scores; equal prompts have equal ones.
 
-        The distinct rows of token ids are sorted by their length, so that little of a batch is padding,
-        and then by their content. The batches, and with them the last bits of a score, thus do not
-        depend on the order of the requests.
+        The batches, and with them the last bits of a score, do not depend on the order of the requests,
+        see `sort_distinct`.
         """
         rows = [tuple(self.policy.encode(request.prompt)) for request in requests]
-        distinct = sorted(set(rows), key=lambda row: (len(row), row))
+        distinct, positions = sort_distinct(rows, len)
         parts = concurrent_parts(self.policy.model.device)
-        size = max(1, self.options.batch_size // parts)
+        size = max(1, self.policy.config.generation_batch_size // parts)
         batches = [distinct[start : start + size] for start in range(0, len(distinct), size)]
         calls = [partial(self._score_batch, batch) for batch in batches]
-        scores: dict[tuple[int, ...], float] = {}
-        for batch, values in zip(batches, run_concurrently(calls, at_once=parts), strict=True):
-            scores |= dict(zip(batch, values, strict=True))
-        return [scores[row] for row in rows]
+        scores = list(chain(*run_concurrently(calls, at_once=parts)))
+        return [Score(scores[position], 1) for position in positions]
 
     def _score_batch(self, rows: Sequence[tuple[int, ...]]) -> list[float]:
         """Expected scores of N rows of token ids in one pass.
@@ -170,58 +198,3 @@ class ModelEvaluator:
                 columns = [positions.index(len(row) - back) for back in range(count, 0, -1)]
                 probabilities.append([logits[column].double().softmax(-1) for column in columns])
         return probabilities
-
-
-def number_tokens(policy: Policy) -> list[list[int]]:
-    """Tokens of the numbers 1 to 10 at the beginning of an answer.
-
-    Their probabilities can only be read where 1 to 9 are one token each, and 10 is one token or a 1
-    and a 0.
-    """
-    ids = [policy.tokenizer.encode(str(number), add_special_tokens=False) for number in range(1, 11)]
-    *digits, ten = ids
-    ten_is_readable = len(ten) == 1 or (len(ten) == 2 and ten[0] == digits[0][0])
-    if not ten_is_readable or any(len(number) != 1 for number in digits):
-        raise ThoughtsError(
-            f"the tokenizer of '{policy.tokenizer.name_or_path}' splits the numbers 1 to 10 so that"
-            " thoughts.evaluator.read 'expected' cannot read their probabilities: set read to 'text', or use"
-            " another model."
-        )
-    return ids
-
-
-class EndpointEvaluator:
-    """Scores by an OpenAI-compatible endpoint, which ignores the seeds."""
-
-    def __init__(self, options: EvaluatorOptions) -> None:
-        self.options = options
-        self._chat = ChatEndpoint(
-            options, options.model, options.max_new_tokens, "the evaluator's endpoint", ThoughtsError
-        )
-
-    def score(self, requests: Sequence[Request]) -> list[Score]:
-        """Score the thought of each request."""
-        return score_with_retries(self._write, requests, self.options.retries_unread)
-
-    def _write(self, requests: Sequence[Request], attempt: int) -> list[Reply]:
-        prompts = [request.prompt for request in requests]
-        return self._chat.generate(prompts, temperature=1.0 if attempt else 0.0)
-
-
-Evaluator = ModelEvaluator | EndpointEvaluator
-
-
-def build_models(policy: PolicyConfig, config: ThoughtsConfig, device: str) -> TreeModels | TreeModelsInTurn:
-    """Build the writer, and the evaluator that the options name."""
-    options = config.evaluator
-
-    def load_writer() -> PolicyWriter:
-        return PolicyWriter(policy, config, device)
-
-    def load_evaluator() -> Evaluator:
-        return EndpointEvaluator(options) if options.base_url else ModelEvaluator(options, device)
-
-    if config.loading == "in_turn":
-        return TreeModelsInTurn(load_writer, load_evaluator)
-    evaluator = load_evaluator()
-    return TreeModels(load_writer(), evaluator)

@@ -244,21 +244,15 @@ def _raw(
             revision=revision or question_set.revision,
         )
         return raw, {}
-    file = _local_file(question_set, Path(path))
+    file = Path(path)
+    if file.is_dir():
+        files = [find_file(file, stem) for stem in question_set.files]
+        found = next((one for one in files if one is not None), None)
+        if found is None and not is_saved(file):
+            raise DataError(
+                f"{path}: expected one of the files {', '.join(question_set.files)} ({', '.join(SUFFIXES)})"
+                " in this folder (data.path)"
+            )
+        file = found or file
     rows, dropped = question_set.local(file)
     return RawRows(rows, str(file)), dropped
-
-
-def _local_file(question_set: QuestionSet, path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    files = [find_file(path, stem) for stem in question_set.files]
-    file = next((file for file in files if file is not None), None)
-    if file is None and is_saved(path):
-        return path
-    if file is None:
-        raise DataError(
-            f"{path}: expected one of the files {', '.join(question_set.files)} ({', '.join(SUFFIXES)}) in"
-            " this folder (data.path)"
-        )
-    return file

@@ -7,9 +7,8 @@ cose     CoS-E, Rajani et al., 2019, arXiv 1906.02361: questions of CommonsenseQ
          worker's open-ended explanation; hub Salesforce/cos_e v1.0 (of v1.11's 1,221 explanations
          of dev questions 114 are one and the same, of v1.0's 950 at most 16); CommonsenseQA's file
          with cose_train_v1.0.jsonl or another of salesforce/cos-e beside it, joined by id.
-piqa     Bisk et al., 2020, arXiv 1911.11641; a goal and two solutions; files train.jsonl with
-         train-labels.lst, or dev, or valid. The hub set ybisk/piqa is a loading script; its parquet
-         conversion (revision refs/convert/parquet) is read instead.
+piqa     Bisk et al., 2020, arXiv 1911.11641; a goal and two solutions. The hub set ybisk/piqa is a loading
+         script; its parquet conversion (revision refs/convert/parquet) is read instead.
 
 csqa and cose ask the same questions under the same ids (POOL): give their clients different parts
 (load_questions).
@@ -91,7 +90,7 @@ class CsqaRow(QuestionRow):
 
     @model_validator(mode="before")
     @classmethod
-    def _flat(cls, row: dict[str, Any]) -> dict[str, Any]:
+    def _flat(cls, row: Row) -> Row:
         inner = row.get("question")
         if not isinstance(inner, dict):
             return row
@@ -179,32 +178,6 @@ COSE = QuestionSet(
 )
 
 
-def join_labels(file: Path) -> tuple[list[Row], dict[str, int]]:
-    """Read PIQA's rows with the column `label`, their own or of the file ...-labels.lst."""
-    rows = read_file(file)
-    if "label" in rows[0]:
-        return rows, {}
-    labels = file.with_name(f"{file.name.partition('.')[0]}-labels.lst")
-    if not labels.is_file():
-        raise DataError(
-            f"{file}: the rows have no column 'label', and there is no file {labels.name} with the labels"
-            " beside this one"
-        )
-    lines = labels.read_text(encoding="utf-8", errors="replace").split()
-    for number, line in enumerate(lines, 1):
-        if line not in ("-1", "0", "1"):
-            raise DataError(
-                f"{labels}, line {number}: expected 0 (the first solution is right) or 1 (the second), but"
-                f" this is {line[:60]!r}"
-            )
-    if len(lines) != len(rows):
-        raise DataError(
-            f"{labels}: there are {len(lines)} labels for the {len(rows)} rows of {file.name}; expected one"
-            " a row"
-        )
-    return [row | {"label": int(line)} for row, line in zip(rows, lines, strict=True)], {}
-
-
 class PiqaRow(QuestionRow):
     """A goal and two solutions; label is 0 if the first is right, 1 if the second is."""
 
@@ -224,7 +197,6 @@ PIQA = QuestionSet(
     hub="ybisk/piqa",
     split="train",
     revision=CONVERSION,
-    local=join_labels,
 )
 
 

@@ -2,9 +2,8 @@
 
 DRIFT table 7.
 
-medmcqa    Pal et al., 2022, PMLR 174; hub openlifescienceai/medmcqa; files train.json and dev.json
-           of medmcqa/medmcqa (JSON lines). The right option `cop` counts from 0 on the hub (whose
-           page says 1 to 4) and from 1 in the original files.
+medmcqa    Pal et al., 2022, PMLR 174; hub openlifescienceai/medmcqa. The right option `cop` counts from 0
+           there (its page says 1 to 4). The original files, which count from 1, are not read.
 medqa      Jin et al., 2021, arXiv 2009.13081, the USMLE questions; hub
            GBaker/MedQA-USMLE-4-options; files of jind11/MedQA (phrases_no_exclude_*.jsonl have four
            options, train.jsonl, dev.jsonl and test.jsonl of the folder US five).
@@ -21,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from components.data.questions.question_set import (
     UNREADABLE_OPTIONS,
@@ -36,44 +35,13 @@ from components.data.questions.question_set import (
 )
 from components.data.raw import BareText, Identifier, RawRow, describe
 from components.data.records import DataError
-from components.data.rows import OBJECTS_EXPECTED, Row, parse_failure, read_file
+from components.data.rows import OBJECTS_EXPECTED, Row, read_file
 
 DECISIONS = ("yes", "no", "maybe")
 ARTICLES_EXPECTED = "expected one object keyed by the articles' ids"
 
 
-class CopRow(RawRow):
-    """The position of the right option."""
-
-    cop: int | None
-
-
-def count_from_0(file: Path) -> tuple[list[Row], dict[str, int]]:
-    """Read MedMCQA's rows with `cop` counted from 0, as on the hub.
-
-    The column tells how it counts: the original files count from 1 and have a 4, the hub's count
-    from 0 and have a 0 (or a -1).
-    """
-    rows = read_file(file)
-    values = {row.cop for row in CopRow.read(rows, str(file))}
-    from_0 = bool(values & {-1, 0})
-    from_1 = 4 in values
-    if from_0 and from_1:
-        raise DataError(
-            f"{file}: column 'cop' holds {0 if 0 in values else -1} and 4; expected 0 to 3, as on the hub, or"
-            " 1 to 4, as in the original files"
-        )
-    if not (from_0 or from_1 or file.suffix == ".parquet"):
-        raise DataError(
-            f"{file}: column 'cop' holds neither 0 nor 4, so nothing says whether it counts from 0, as on the"
-            " hub, or from 1, as in the original files; give the whole file, or the hub's rows as parquet"
-        )
-    if not from_1:
-        return rows, {}
-    return [row if row["cop"] is None else row | {"cop": row["cop"] - 1} for row in rows], {}
-
-
-class MedMcqaRow(CopRow, QuestionRow):
+class MedMcqaRow(QuestionRow):
     """A question with four options and the position of the right one, from 0."""
 
     id: BareText
@@ -83,6 +51,14 @@ class MedMcqaRow(CopRow, QuestionRow):
     opb: BareText
     opc: BareText
     opd: BareText
+    cop: int | None
+
+    @field_validator("cop")
+    @classmethod
+    def _check_count(cls, value: int | None) -> int | None:
+        if value == 4:
+            raise ValueError("must count from 0, as on the hub, but is 4, as in the original files")
+        return value
 
     def ask(self) -> Question:
         options = (self.opa, self.opb, self.opc, self.opd)
@@ -95,7 +71,6 @@ MEDMCQA = QuestionSet(
     ("train", "dev", "validation"),
     hub="openlifescienceai/medmcqa",
     split="train",
-    local=count_from_0,
 )
 
 
@@ -230,10 +205,6 @@ def _articles(file: Path) -> tuple[tuple[str, Any], ...] | None:
         raise DataError(
             f"{file}, line {error.lineno}: this is not valid JSON ({error.msg}, column {error.colno});"
             f" {ARTICLES_EXPECTED}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{file}: this JSON cannot be read ({parse_failure(error)}); {ARTICLES_EXPECTED}"
         ) from None
     is_keyed = isinstance(content, tuple) and content and "question" not in dict(content)
     return content if is_keyed else None

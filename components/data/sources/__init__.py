@@ -14,6 +14,7 @@ Pairs:
     imdb                hub: film reviews with two continuations (FedPDPO D.1.1)
     jsonl               the user's own pairs
     mixture             several sources, each a client (FedPDPO D.1.2, cross-domain)
+    owners              the pairs stay with their owners, who prepare them (components/owners)
     parquet             the user's own pairs
     py-dpo              hub: Python code (FedPDPO D.1.1)
     shp                 hub: answers on Reddit with votes of readers (FedBiscuit section 6)

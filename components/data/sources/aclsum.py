@@ -66,6 +66,8 @@ class AclSum(Source):
     """Options of the source aclsum; papers of the sets sum to at most 250."""
 
     is_local: ClassVar[bool] = True
+    not_judgements: ClassVar[str] = ""
+    lends_verdicts: ClassVar[bool] = False
 
     judge_annotators: int = Field(
         6,
@@ -198,7 +200,10 @@ class AclSum(Source):
         papers = {"align": sets["align"], "test": sets["test"][: self.evaluation_prompts]}
         rows: list[Prompt] = []
         for split, members in papers.items():
-            rows += [Prompt(paper.prompt, _human_summaries(paper, seed), split) for paper in members]
+            for paper in members:
+                first = int(generator(seed, "aclsum", "reference", paper.id).integers(len(ASPECTS)))
+                order = (*ASPECTS[first:], *ASPECTS[:first])
+                rows.append(Prompt(paper.prompt, [paper.summaries[aspect] for aspect in order], split))
         return rows
 
 
@@ -275,8 +280,3 @@ def truncate(text: str, share: float) -> str:
     words = text.split()
     mark = text[-1] if text[-1] in ".!?" else ""
     return " ".join(words[: max(1, round(share * len(words)))]).rstrip(" .,;:!?-–(") + mark
-
-
-def _human_summaries(paper: Paper, seed: int) -> list[str]:
-    first = int(generator(seed, "aclsum", "reference", paper.id).integers(len(ASPECTS)))
-    return [paper.summaries[ASPECTS[(first + k) % len(ASPECTS)]] for k in range(len(ASPECTS))]

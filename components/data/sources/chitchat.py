@@ -46,6 +46,7 @@ class Chitchat(Source):
     """Options of the source chitchat."""
 
     is_local: ClassVar[bool] = True
+    not_judgements: ClassVar[str] = "shows the verdict in the texts, since a chosen reply is the person's own"
 
     turns: int = Field(4, ge=1, description="Last turns of the conversation that the prompt shows.")
     min_reply_words: int = Field(4, ge=1, description="Minimum length of a reply (words).")
@@ -126,8 +127,12 @@ class Chitchat(Source):
                 free[reply.conversation].append(reply)
         names = sorted(free)
         order = generator(seed, "chitchat", "prompts").permutation(len(names))
-        drawn = [_draw_reply(free[names[i]], names[i], seed) for i in order]
-        usable = [reply for reply in drawn if not reply.repeated_prompt]
+        usable: list[ChitchatReply] = []
+        for name in (names[i] for i in order):
+            draw = generator(seed, "chitchat", "prompt", name)
+            reply = free[name][int(draw.integers(len(free[name])))]
+            if not reply.repeated_prompt:
+                usable.append(reply)
         count = self.align_prompts + self.evaluation_prompts
         if len(usable) < count:
             raise DataError(
@@ -165,7 +170,11 @@ def read_replies(turns: int, min_words: int, max_words: int) -> list[ChitchatRep
         spoken = _spoken(raw[conversation]["messages"])
         for i in range(1, len(spoken)):
             person, text = spoken[i]
-            prompt = _prompt(question, person, spoken[max(0, i - turns) : i])
+            lines = [f"TOPIC: {question}"] if question else []
+            lines += [
+                f"{'YOU' if who == person else 'THEY'}: {said}" for who, said in spoken[max(0, i - turns) : i]
+            ]
+            prompt = "\n".join(lines)
             if not min_words <= len(text.split()) <= max_words or prompt in prompts:
                 continue
             key = same_text(prompt)
@@ -188,17 +197,6 @@ def _spoken(messages: Iterable[Sequence[Mapping[str, Any]]]) -> list[tuple[str, 
         elif text:
             spoken.append((person, text))
     return spoken
-
-
-def _prompt(question: str, person: str, turns: Iterable[tuple[str, str]]) -> str:
-    topic = [f"TOPIC: {question}"] if question else []
-    lines = [f"{'YOU' if who == person else 'THEY'}: {text}" for who, text in turns]
-    return "\n".join(topic + lines)
-
-
-def _draw_reply(replies: Sequence[ChitchatReply], conversation: str, seed: int) -> ChitchatReply:
-    draw = generator(seed, "chitchat", "prompt", conversation)
-    return replies[int(draw.integers(len(replies)))]
 
 
 def person_pairs(

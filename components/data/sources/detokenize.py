@@ -58,18 +58,13 @@ def _spacing(tokens: Sequence[str], i: int, glued: bool) -> tuple[bool, bool]:
         return True, False
     if token in _OPENING:
         return glued, True
-    if _joins(token, before, after):
+    is_range = token in {"-", "–"} and before[-1:].isdigit() and after[:1].isdigit()
+    if is_range or (token == "/" and before and after):
         return True, True
     if token.endswith("/") and len(token) > 1:
         return glued, True
     subscript = token == "1" and before == "F"  # the F1 score
     return glued or subscript, False
-
-
-def _joins(token: str, before: str, after: str) -> bool:
-    if token == "/":
-        return bool(before and after)
-    return token in {"-", "–"} and before[-1:].isdigit() and after[:1].isdigit()
 
 
 def is_sentence(text: str) -> bool:

@@ -13,18 +13,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
 from components.data.conversations import ConversationRow, noted, noted_warnings
-from components.data.holdout import hold_out
-from components.data.raw import BareText, Label, RawRow, Text, collect, column_names
+from components.data.raw import BareText, Label, RawRow, Text, collect, column_names, one_of
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.source import PairSource
-from components.data.splits import in_splits
+from components.data.splits import hold_out, in_splits
 
 TURN = "\n\nAssistant:"
 USER_TURN = "\n\nHuman:"
@@ -70,7 +69,7 @@ class HubPairs(PairSource):
         dropped: Counter[str] = Counter()
         told: Counter[str] = Counter()
         for split, (rows, where) in self.raw_splits(data).items():
-            by_split[split], counts = self.make_pairs(noted(rows, told), where)
+            by_split[split], counts = self.make_pairs(noted(rows, told, where), where)
             dropped += counts
         pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed)
         held = hold_out(pairs, self.name, self.shares, seed, +dropped)
@@ -226,6 +225,7 @@ class WebGpt(HubPairs):
 
     name = "webgpt"
     hub = "openai/webgpt_comparisons"
+    not_judgements: ClassVar[str] = ""
     row = WebGptRow
     conversion = CONVERSION
 
@@ -277,6 +277,7 @@ class HhRlhf(HubPairs):
 
     name = "hh-rlhf"
     hub = "Anthropic/hh-rlhf"
+    not_judgements: ClassVar[str] = ""
     row = DialogueRow
     splits = ("train", "test")
 
@@ -303,3 +304,51 @@ class HhRlhf(HubPairs):
         if USER_TURN in chosen or USER_TURN in rejected:
             return "dialogue that the user ends"  # the assistant's answer differs in an earlier turn
         return Pair(prompt, chosen, rejected, domain=self.subset)
+
+
+TIE = 2
+
+
+class LabeledRow(RawRow):
+    """A prompt with two responses and a human verdict."""
+
+    scenario: Label
+    label: Annotated[int, one_of({0: "response 1 is better", 1: "response 2 is better", TIE: "tie"})]
+    prompt: Text
+    first: BareText = Field(alias="response 1")
+    second: BareText = Field(alias="response 2")
+
+
+class AutoJPairs(HubPairs):
+    """Options of the source auto-j.
+
+    It has 58 scenarios with human verdicts (Li et al., 2023, arXiv 2310.05470), and no owners: use
+    data.partition dirichlet (by scenario) or iid. It is the file testdata_pairwise.jsonl of the repository
+    GAIR-NLP/auto-j, or a part of it; data.path names it.
+    """
+
+    is_local: ClassVar[bool] = True
+
+    name = "auto-j"
+    not_judgements: ClassVar[str] = ""
+    row = LabeledRow
+
+    def raw_splits(self, data: DataConfig) -> dict[str, RawRows]:
+        """The rows of the file, whose splits are drawn by prompt."""
+        if data.path is None:
+            raise DataError(
+                "the data source auto-j reads Auto-J's pairwise set from a file: give testdata_pairwise.jsonl"
+                " of the repository GAIR-NLP/auto-j as data.path"
+            )
+        return {"train": from_file(Path(data.path))}
+
+    def pair(self, row: LabeledRow) -> Pair | str:
+        """The preferred response and the other one, with the scenario as domain."""
+        if row.label == TIE:
+            return "tie"
+        if not (row.prompt.strip() and row.first and row.second):
+            return "empty prompt or response"
+        if row.first == row.second:
+            return "both responses the same"
+        chosen, rejected = (row.second, row.first) if row.label else (row.first, row.second)
+        return Pair(row.prompt, chosen, rejected, domain=row.scenario)

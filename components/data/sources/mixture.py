@@ -34,7 +34,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, field_validator, model_validator
 
 from components.config import DataConfig, InputFile, Section
-from components.config.data import AnySource, AnySourceOptions, SourceOptions
+from components.config.data import AnySource, AnySourceOptions
 from components.config.name_checks import PlainName
 from components.data.records import SPLITS, TEXT_COLUMNS, DataError, Pair, Prompt, SourceData
 from components.data.same_text import same_text
@@ -65,7 +65,7 @@ class PartConfig(Section):
     path: InputFile | None = Field(None, description="As data.path, for this source.")
     revision: str | None = Field(None, description="As data.revision, for this source.")
     options: AnySourceOptions = Field(
-        default_factory=SourceOptions, validate_default=True, description="Options of this source."
+        default_factory=dict, validate_default=True, description="Options of this source."
     )
     test: float | None = Field(
         None,
@@ -102,6 +102,7 @@ class Mixture(Source):
     """Options of the source mixture."""
 
     columns: ClassVar[tuple[str, ...]] = FileSource.columns
+    not_judgements: ClassVar[str] = ""  # those of its parts
 
     sources: list[PartConfig] = Field(min_length=2, description="The sources, each a client.")
 

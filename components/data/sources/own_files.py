@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,12 +22,11 @@ from pydantic import BeforeValidator, Field, create_model
 
 from components.config import DataConfig, unknown_name
 from components.data.conversations import ConversationRow, noted, noted_warnings
-from components.data.holdout import Shares, hold_out
-from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
+from components.data.raw import AS_TEXT, AnyText, Key, Label, if_null
 from components.data.records import TEXTS, DataError, Pair, SourceData
-from components.data.rows import Row, file_kinds, find_splits, read_file
+from components.data.rows import file_kinds, find_splits, read_file
 from components.data.sources.source import AlignShare, Source
-from components.data.splits import connection_warning, grouped, in_splits, with_splits
+from components.data.splits import Shares, connection_warning, grouped, hold_out, in_splits, with_splits
 
 
 def _whole_number(value: Any) -> Any:
@@ -47,9 +45,9 @@ class OwnRow(ConversationRow):
 
     may_be_renamed: ClassVar[bool] = True
 
-    prompt: NeededText
-    chosen: NeededText
-    rejected: NeededText
+    prompt: AnyText
+    chosen: AnyText
+    rejected: AnyText
     client_id: OwnLabel = ""
     domain: OwnLabel = ""
     group: Annotated[Key, AS_TEXT] = ""
@@ -74,19 +72,14 @@ class CsvRow(OwnRow):
 
 
 class FileSource(Source):
-    """Options of the sources jsonl, parquet and csv.
-
-    Attributes:
-        name: name of the source.
-        suffixes: suffixes of the files that it reads.
-        row: model of its rows.
-    """
+    """Options of the sources jsonl, parquet and csv."""
 
     columns: ClassVar[tuple[str, ...]] = tuple(OwnRow.model_fields)
     is_local: ClassVar[bool] = True
-    name: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]]
-    row: ClassVar[type[OwnRow]] = OwnRow
+    not_judgements: ClassVar[str] = ""
+    name: ClassVar[str]  # name of the source
+    suffixes: ClassVar[tuple[str, ...]]  # suffixes of the files that it reads
+    row: ClassVar[type[OwnRow]] = OwnRow  # model of its rows
 
     align_share: AlignShare = 0.2
     judge_clients: float = Field(
@@ -157,20 +150,24 @@ class FileSource(Source):
         by_split: dict[str, list[Pair]] = {}
         invalid: list[str] = []
         for split, path in find_splits(Path(data.path)).items():
-            self._check_kind(path)
+            others = file_kinds(path) - set(self.suffixes)
+            if others:
+                kinds = ", ".join(kind.name for kind in (JsonlFile, ParquetFile, CsvFile))
+                raise DataError(
+                    f"{path}: the data source {self.name} reads {' or '.join(self.suffixes)} files, but here"
+                    f" are {' and '.join(sorted(others))}: for another kind, choose another data.source"
+                    f" ({kinds})"
+                )
             by_split[split], refused = read_pairs(path, data, self.row, limit, told)
-            _check_splits(by_split[split], split, path)
+            for pair in by_split[split]:
+                if split and pair.split not in ("", split):
+                    raise DataError(
+                        f"{path}: column 'split' is '{pair.split}' in the pair of the prompt"
+                        f" {pair.prompt[:40]!r}, but the file is of the split {split}: correct the column, or"
+                        " leave it out"
+                    )
             invalid += refused
         return by_split, invalid
-
-    def _check_kind(self, path: Path) -> None:
-        others = file_kinds(path) - set(self.suffixes)
-        if others:
-            kinds = ", ".join(kind.name for kind in (JsonlFile, ParquetFile, CsvFile))
-            raise DataError(
-                f"{path}: the data source {self.name} reads {' or '.join(self.suffixes)} files, but here are"
-                f" {' and '.join(sorted(others))}: for another kind, choose another data.source ({kinds})"
-            )
 
 
 class JsonlFile(FileSource):
@@ -193,16 +190,6 @@ class CsvFile(FileSource):
     name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz")
     row: ClassVar[type[OwnRow]] = CsvRow
-
-
-def _check_splits(pairs: Sequence[Pair], split: str, path: Path) -> None:
-    """Refuse pairs whose own split is not that of their file."""
-    for pair in pairs:
-        if split and pair.split not in ("", split):
-            raise DataError(
-                f"{path}: column 'split' is '{pair.split}' in the pair of the prompt {pair.prompt[:40]!r},"
-                f" but the file is of the split {split}: correct the column, or leave it out"
-            )
 
 
 def read_pairs(
@@ -236,10 +223,14 @@ def read_pairs(
     pairs: list[Pair] = []
     invalid: list[str] = []
     told = Counter() if told is None else told
-    for number, raw in enumerate(noted(raw_rows, told, data.columns), 1):
+    for number, raw in enumerate(noted(raw_rows, told, str(path), data.columns), 1):
         where = f"{path}, row {number}"
         try:
-            pair = _pair(raw, data.columns, row, where)
+            missing = next((own for own in data.columns.values() if own not in raw), None)
+            if missing is not None:
+                raise DataError(f"{where}: {unknown_name('data.columns: the column', missing, raw)}")
+            read = row.read_one(raw | {name: raw[own] for name, own in data.columns.items()}, where)
+            pair = Pair(**read.model_dump() | {"group": read.group or None})
         except DataError as error:
             if not data.drop_invalid:
                 raise
@@ -257,16 +248,3 @@ def read_pairs(
             f" ({data.drop_invalid:g} of the rows) allows; the first: {invalid[0]}"
         )
     return pairs, invalid
-
-
-def _pair(raw: Row, columns: Mapping[str, str], row: type[OwnRow], where: str) -> Pair:
-    """The pair of a raw row, whose columns have the names that data.columns gives them.
-
-    Raises:
-        DataError: the row does not fit.
-    """
-    missing = next((own for own in columns.values() if own not in raw), None)
-    if missing is not None:
-        raise DataError(f"{where}: {unknown_name('data.columns: the column', missing, raw)}")
-    read = row.read_one(raw | {name: raw[own] for name, own in columns.items()}, where)
-    return Pair(**read.model_dump() | {"group": read.group or None})

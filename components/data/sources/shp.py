@@ -33,13 +33,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field, FiniteFloat
 
 from components.config import BackboneConfig, DataConfig, NamedModel
-from components.data.holdout import JUDGE, evaluation_prompts
 from components.data.raw import BareText, Name, RawRow, collect, one_of
 from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
 from components.data.rows import RawRows, from_folder, from_hub
 from components.data.same_text import same_text
 from components.data.sources.source import Source
-from components.data.splits import position
+from components.data.splits import JUDGE, evaluation_prompts, position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -103,6 +102,7 @@ class Shp(NamedModel, Source):
     """Options of the source shp."""
 
     model_key: ClassVar[str] = "tokenizer"
+    not_judgements: ClassVar[str] = "has verdicts by scores of answers, of which one decides several pairs"
 
     max_tokens: int | None = Field(
         512,

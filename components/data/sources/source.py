@@ -22,21 +22,30 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 
-from components.config import DataConfig, PromptsConfig, RecipeError, unknown_name
-from components.config.data import SOURCES, PromptSourceOptions, SourceOptions
-from components.data.holdout import Shares
-from components.data.records import TEXT_COLUMNS, DataError, PromptData, SourceData
-from components.data.tables import unique_prompts
+from components.config import DataConfig, PromptsConfig, RecipeError, Section, unknown_name
+from components.config.data import SOURCES
+from components.data.records import TEXT_COLUMNS, DataError, PromptData, SourceData, unique_prompts
+from components.data.splits import Shares
 
 R = TypeVar("R")
 
 
-class Source(SourceOptions, ABC):
+class Source(Section, ABC):
     """A source of pairs, as the section `data.options` of a recipe."""
+
+    columns: ClassVar[tuple[str, ...]] = ()
+    """Columns of the user's own files, which data.columns may rename; empty for sources whose
+    columns are given. data.column may name any other column of such files."""
+    is_local: ClassVar[bool] = False  # its rows come from a file or a package, in no case from the hub
+    not_judgements: ClassVar[str] = "does not say whether each of its pairs is a judgement of its own"
+    """Why randomised response does not protect the verdicts of its pairs (federation.privacy with unit
+    'label'); empty where each pair is a judgement of its own, whose verdict its texts do not show."""
+    lends_verdicts: ClassVar[bool] = True
+    """Whether answers to the server's prompts are completions that clients have chosen."""
 
     @abstractmethod
     def load(self, data: DataConfig, seed: int) -> SourceData:
@@ -51,7 +60,7 @@ class Source(SourceOptions, ABC):
         """
 
 
-class PromptSource(PromptSourceOptions, ABC):
+class PromptSource(Section, ABC):
     """A source of server prompts, as the options of data.align_prompts or data.test_prompts."""
 
     @abstractmethod
@@ -101,7 +110,7 @@ def load(data: DataConfig, seed: int) -> SourceData:
     Raises:
         UserError: the data are missing or cannot be used.
     """
-    source = cast(Source, data.options).load(data, seed)
+    source = data.options.load(data, seed)
     return replace(source, prompts=unique_prompts(source.prompts))
 
 
@@ -117,7 +126,7 @@ def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
         UserError: the prompts are missing or cannot be used; the key of the section is named.
     """
     try:
-        return cast(PromptSource, prompts.options).load(prompts, seed)
+        return prompts.options.load(prompts, seed)
     except DataError as error:
         raise DataError(f"{key}: {error}".replace("data.path", f"{key}.path")) from error
 

@@ -11,10 +11,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from components.config import DataConfig
-from components.data.holdout import hold_out
 from components.data.records import DataError, Pair, SourceData
 from components.data.sources.source import AlignShare, PairSource
-from components.data.splits import with_splits
+from components.data.splits import hold_out, with_splits
 from components.data.trees import thought_pairs
 from components.seeding import generator
 
@@ -23,6 +22,7 @@ class ThoughtPairs(PairSource):
     """Options of the source thoughts."""
 
     is_local: ClassVar[bool] = True
+    not_judgements: ClassVar[str] = "has verdicts by the scores of a model, which are nobody's judgements"
 
     align_share: AlignShare = 0.0
     clients_per_set: int = Field(

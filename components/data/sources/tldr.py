@@ -16,10 +16,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -140,11 +140,6 @@ class ComparisonRow(RawRow):
             id=info.id, subreddit=info.subreddit or "", title=info.title, post=info.post, summary=""
         )
 
-    @property
-    def post_names(self) -> frozenset[str]:
-        """What identifies the post."""
-        return _post_names(self.post.prompt, self.info.id)
-
     def pair(self) -> Pair | str:
         """The pair, with the confidence as margin, or the reason why there is none."""
         chosen, rejected = (self.summaries[i].text for i in (self.choice, 1 - self.choice))
@@ -166,6 +161,9 @@ class ComparisonRow(RawRow):
 
 class Tldr(Source):
     """Options of the source tldr."""
+
+    not_judgements: ClassVar[str] = ""
+    lends_verdicts: ClassVar[bool] = False
 
     posts: NameOrFolder = Field(
         NameOrFolder("trl-lib/tldr"),
@@ -207,8 +205,12 @@ class Tldr(Source):
         pairs, dropped = collect(rows, ComparisonRow.pair)
         counts = Counter(pair.client_id for pair in pairs)
         judges = self._draw_judges(counts, seed)
-        other_rows = [] if self.judge_workers else self._validation_rows(data, counts)
-        compared = frozenset(chain.from_iterable(row.post_names for row in (*rows, *other_rows)))
+        other_rows: list[ComparisonRow] = []
+        if not self.judge_workers:  # comparisons of the validation part that make a pair, by other workers
+            others = ComparisonRow.read(*self._raw(data, "comparisons_validation"))
+            other_rows = [row for row in others if row.worker not in counts and isinstance(row.pair(), Pair)]
+        names = (_post_names(row.post.prompt, row.info.id) for row in (*rows, *other_rows))
+        compared = frozenset(chain.from_iterable(names))
         align, test, left_out = self._prompts(posts, test_posts, compared, seed)
         judged, _ = collect(other_rows, ComparisonRow.pair)
         judged += [pair for pair in pairs if pair.client_id in judges]
@@ -229,11 +231,6 @@ class Tldr(Source):
             )
         drawn = generator(seed, "judges").permutation(len(candidates))[: self.judge_workers]
         return {candidates[i] for i in drawn}
-
-    def _validation_rows(self, data: DataConfig, workers: Container[str]) -> list[ComparisonRow]:
-        """Comparisons of the validation part that make a pair, by others than the workers."""
-        rows = ComparisonRow.read(*self._raw(data, "comparisons_validation"))
-        return [row for row in rows if row.worker not in workers and isinstance(row.pair(), Pair)]
 
     def _prompts(
         self, posts: RawRows, test_posts: RawRows, compared: frozenset[str], seed: int

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import networkx as nx
 
-from components.charts import network_chart
+from components.evaluation.charts import network_chart
 from components.evaluation.diagnostics.diagnostic import (
     DiagnosedRun,
     Diagnostic,

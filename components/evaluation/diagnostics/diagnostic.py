@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.config import Recipe
-from components.federation.method import Method, method_of
+from components.federation.method import Method
 from components.results import FederationResult, StepRecord
 
 if TYPE_CHECKING:
@@ -61,8 +61,14 @@ class DiagnosedRun:
     @classmethod
     def of(cls, recipe: Recipe, true_clusters: TrueClusters) -> DiagnosedRun:
         """The run of a recipe."""
-        method = method_of(recipe.federation)
-        return cls(recipe.federation.method, recipe.seed, true_clusters, method.preferences(), method)
+        method = recipe.federation.options
+        return cls(
+            recipe.federation.method,
+            recipe.seed,
+            true_clusters,
+            method.sampling.preferences if method.sampling else {},
+            method,
+        )
 
 
 class Diagnostic:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from components.charts import heat_map, line_chart
+from components.evaluation.charts import heat_map, line_chart
 from components.evaluation.diagnostics.diagnostic import (
     DiagnosedRun,
     Diagnostic,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.charts import Point, curve_charts, line_chart
+from components.evaluation.charts import Point, curve_charts, line_chart
 from components.evaluation.diagnostics.diagnostic import DiagnosedRun, Diagnostic, FrontPoint, Summary
 from components.federation.multi_objective import RESERVED_NAMES, REWARDS_MEASURE, weight_series
 from components.results import FederationResult, Metrics
@@ -54,8 +54,9 @@ class ObjectivesDiagnostic(Diagnostic):
                 curves.setdefault(arm, {})[number] = curve
                 for point in curve:
                     titles |= {key: key[0].upper() + key[1:] for key in point if key != "round"}
-                if number == seed:
-                    weights += [_weight_chart(f"{arm}, seed {seed}", *line) for line in own.items()]
+                for objective, points in (own if number == seed else {}).items():
+                    title = f"{arm}, seed {seed}: weight of {objective}"
+                    weights.append(line_chart(title, "rounds done", "lambda", points, y_range=(-0.03, 1.03)))
         return curve_charts(curves, titles) + weights
 
 
@@ -91,8 +92,3 @@ def weight_curves(result: FederationResult) -> WeightCurves:
                         (client, start + (n + 1) / len(values), value) for n, value in enumerate(values)
                     )
     return curves
-
-
-def _weight_chart(run: str, objective: str, points: list[tuple[str, float, float]]) -> Figure:
-    title = f"{run}: weight of {objective}"
-    return line_chart(title, "rounds done", "lambda", points, y_range=(-0.03, 1.03))

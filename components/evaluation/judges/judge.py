@@ -7,19 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components.config.evaluation import JudgeConfig
-from components.data.records import DataError
+from components.config import BackboneConfig, FrozenModel, Recipe
+from components.config.section import KindSection
 from components.data.templates import Template
 from components.evaluation.winrate import Verdict
-from components.models.pair_reader import PairReader
 from components.models.selector import Comparison
 
 Progress = Callable[[int, float], None]
 """Called with (step, loss) while a judge is trained; steps count from 0."""
-
-
-class JudgeError(DataError):
-    """A judge that cannot be loaded, or does not answer."""
 
 
 class Judge(ABC):
@@ -53,8 +48,27 @@ class JudgeResources:
     progress: Progress | None = None  # called while the judge is trained
 
 
-class JudgeSection(JudgeConfig, ABC):
+class JudgeSection(KindSection, ABC):
     """A judge, as the section of a recipe that describes it."""
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the judge cannot serve, by a RecipeError with key, value and remedy."""
+
+    def required_backbones(self) -> list[BackboneConfig]:
+        """Backbones that the judge needs."""
+        return []
+
+    def frozen_models(self) -> list[FrozenModel]:
+        """The models that it loads to judge, except one that it trains."""
+        return []
+
+    def with_chat_date(self, day: str) -> JudgeSection:
+        """The section with the day (ISO) that its chat template prints; itself if it prints none."""
+        return self
+
+    def eight_bit_settings(self) -> dict[str, str]:
+        """Its keys that may ask for 8 bits, and their values."""
+        return {}
 
     def check_data(self, prepared: Path) -> None:
         """Refuse early what would prevent the judge from being built at the end of a run.
@@ -63,9 +77,10 @@ class JudgeSection(JudgeConfig, ABC):
             UserError: data, a model, a key or a library is missing.
         """
 
-    def pair_reader(self) -> PairReader | None:
-        """How its training reads the pairs of owners outside the federation; None if it has none."""
-        return None
+    @property
+    def uses_judge_pairs(self) -> bool:
+        """Whether it is trained on the pairs of owners outside the federation."""
+        return False
 
     @abstractmethod
     def build(self, resources: JudgeResources) -> Judge:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field
 
-from components.config import BackboneConfig, FrozenModel, Recipe, RecipeError, RewardConfig
-from components.config.registry import registered_section
-from components.config.rewards import REWARDS
+from components.config import BackboneConfig, FrozenModel, Recipe, RecipeError
+from components.config.evaluation import AnyReward
 from components.data.records import read_judges_rows
 from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
-from components.models.pair_reader import PairReader
 from components.models.rewards.reward_section import RewardResources, check_scores, response_reward
 from components.models.selector import Comparison
 from components.progress import Work, report_work
@@ -28,7 +26,7 @@ class RewardJudgeSection(JudgeSection):
     """A frozen reward model as the judge."""
 
     kind: Literal["reward"] = Field("reward", description="Kind of the judge.")
-    reward: Annotated[SerializeAsAny[RewardConfig], registered_section(REWARDS, "classifier")] = Field(
+    reward: AnyReward = Field(
         description=(
             "A section as under `rewards` of a recipe, or the name of one there. A reward of kind 'trained'"
             " is then trained once, for both."
@@ -36,11 +34,7 @@ class RewardJudgeSection(JudgeSection):
     )
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse a reward that only compares pairs, or that is not valid itself.
-
-        Raises:
-            RecipeError: naming the kind.
-        """
+        """Refuse a reward that only compares pairs, or that is not valid itself."""
         if self.reward.compares_pairs:
             raise RecipeError(
                 f"{KEY} is of kind '{self.reward.kind}', which is the recipe's judge itself: give a"
@@ -56,11 +50,12 @@ class RewardJudgeSection(JudgeSection):
 
     def check_data(self, prepared: Path) -> None:
         response_reward(self.reward).check_loading(KEY)
-        if self.reward.uses_judge_pairs:
+        if self.uses_judge_pairs:
             read_judges_rows(prepared, "a 'reward' judge that is trained here")
 
-    def pair_reader(self) -> PairReader | None:
-        return response_reward(self.reward).pair_reader(KEY)
+    @property
+    def uses_judge_pairs(self) -> bool:
+        return self.reward.uses_judge_pairs
 
     def build(self, resources: JudgeResources) -> RewardJudge:
         return RewardJudge(self, resources)

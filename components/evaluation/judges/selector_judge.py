@@ -22,7 +22,6 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
 from components.io import file_hash, stored
-from components.models.pair_reader import PairReader, selector_pair_reader
 from components.models.selector import Comparison
 from components.models.store import AdapterStore
 from components.progress import Work, report_work
@@ -69,8 +68,9 @@ class SelectorJudgeSection(JudgeSection):
     def check_data(self, prepared: Path) -> None:
         read_judges_rows(prepared, PURPOSE)
 
-    def pair_reader(self) -> PairReader:
-        return selector_pair_reader(self.selector, "evaluation.judge.selector")
+    @property
+    def uses_judge_pairs(self) -> bool:
+        return True
 
     def build(self, resources: JudgeResources) -> SelectorJudge:
         return SelectorJudge(self, resources)
@@ -88,7 +88,19 @@ class SelectorJudge(Judge):
 
         self.selector = Selector(section.selector, resources.device)
         store = AdapterStore(resources.cache / "adapters")
-        record = _load_or_train(self.selector, section, resources, store)
+        content = {  # what the judge depends on, so that one serves all runs that agree in it
+            "judge": section.model_dump(mode="json"),
+            "version": SELECTOR_JUDGE,
+            "seed": resources.seed,
+            "rows": file_hash(resources.prepared / "judge.parquet"),
+        }
+        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+        def train() -> dict[str, Any]:
+            adapter, figures = train_judge(self.selector, section, resources)
+            return {"adapter": store.put(adapter), "figures": figures, **content}
+
+        record: dict[str, Any] = stored(resources.cache / f"{key}.json", train)
         self.selector.slot.load(store.get(record["adapter"]))
         layers = section.selector.backbone.layers
         depth = f"first {layers} layers" if layers else "all layers"
@@ -102,30 +114,6 @@ class SelectorJudge(Judge):
         report_work(log, Work("comparisons by the judge", 0, len(comparisons)))
         margins = self.selector.margins_as_shown(comparisons)
         return [Verdict.of_margin(margin) for margin in margins]
-
-
-def _load_or_train(
-    selector: Selector, section: SelectorJudgeSection, resources: JudgeResources, store: AdapterStore
-) -> dict[str, Any]:
-    """The record of the trained judge: the hash of its adapter in the store, and its figures.
-
-    Its file is named by the hash of the section, the seed and the training rows, so that one judge
-    serves all runs that agree in them.
-    """
-    content = {
-        "judge": section.model_dump(mode="json"),
-        "version": SELECTOR_JUDGE,
-        "seed": resources.seed,
-        "rows": file_hash(resources.prepared / "judge.parquet"),
-    }
-    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-    def train() -> dict[str, Any]:
-        adapter, figures = train_judge(selector, section, resources)
-        return {"adapter": store.put(adapter), "figures": figures, **content}
-
-    record: dict[str, Any] = stored(resources.cache / f"{key}.json", train)
-    return record
 
 
 def train_judge(
@@ -160,7 +148,7 @@ def train_judge(
         "judge_held_out_pairs": len(held_out),
         "judge_seconds": metrics.seconds,
     }
-    for domain in sorted({row["domain"] for row in held_out}):
-        in_domain = [row["domain"] == domain for row in held_out]
+    for domain in sorted({row.domain for row in held_out}):
+        in_domain = [row.domain == domain for row in held_out]
         figures[f"judge_accuracy/{domain}"] = accuracy(margins[:, in_domain])
     return adapter, figures

@@ -15,14 +15,16 @@ TRAINERS: Registry[Callable[[Recipe, str], Trainer]] = Registry(
     "trainer",
     "fed_rlhf.trainers",
     {
-        "aligned": "components.federation.clients.policy_client:AlignedPolicyClient",
-        "meta": "components.federation.clients.meta_trainer:MetaTrainer",
+        "few-shot": "components.federation.clients.few_shot_client:FewShotClient",
+        "few-shot-selector": "components.federation.clients.few_shot_client:FewShotSelectorClient",
         "multi-objective": "components.federation.clients.multi_objective_trainer:MultiObjectiveTrainer",
+        "rewards": "components.federation.clients.reward_scorer:RewardScorer",
         "policy": "components.federation.clients.policy_trainer:PolicyTrainer",
         "selector": "components.federation.clients.selector_trainer:SelectorTrainer",
     },
 )
 """Trainers by name: called with a recipe and a device.
 
-A method names its trainer in `Method.trainer`; 'aligned' measures the policy that the server aligns.
+A method names its trainer in `Method.trainer`; 'policy' also measures the policy that the server aligns,
+and 'rewards' scores pairs before the first round.
 """

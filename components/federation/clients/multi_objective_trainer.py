@@ -12,51 +12,52 @@ import numpy as np
 import torch
 
 from components.config import Recipe
-from components.data.records import PairRow
+from components.data.records import Pair
 from components.federation.clients.context import ClientContext
-from components.federation.clients.policy_trainer import ResidentPolicyTrainer
+from components.federation.clients.policy_client import PolicyClient
 from components.federation.clients.private import PrivateState
-from components.federation.clients.trainer import check_no_local_step
 from components.federation.multi_objective import MultiObjectiveMethod, gradient_name, weight_series
-from components.federation.protocol import ClientResult, GradientJob, Job, RewardsJob, TrainJob
+from components.federation.protocol import ClientResult, GradientJob, Job, TrainJob
 from components.learning.loop import Training, TrainingError
 from components.learning.multi_objective_ppo import MultiObjectivePpo
 from components.learning.rollouts import score_completions
 from components.models.backbone import choose_devices
-from components.models.generation import SampleKey
+from components.models.eight_bit import check_support
 from components.models.rewards.reward_section import RewardFunction, response_reward
+from components.models.samples import SampleKey
 from components.results import Metrics
 from components.seeding import derive
 
 if TYPE_CHECKING:
-    from components.models.store import Adapter
+    from components.models.store import Adapter, AdapterHash
 
 
-class MultiObjectiveTrainer(ResidentPolicyTrainer):
+class MultiObjectiveTrainer(PolicyClient):
     """Trains the shared adapter, computes the objectives' gradients, and measures their rewards."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
+        check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         super().__init__(recipe, device)
         if not isinstance(recipe.federation.options, MultiObjectiveMethod):
             raise TypeError("the trainer 'multi-objective' needs the options of a MultiObjectiveMethod")
         self._options = recipe.federation.options
-        check_no_local_step(self, self._options)
+        if self._local.wrap is not None:
+            raise TypeError(
+                f"{type(self).__name__} trains by PPO on completions, around which no loss is put"
+            )
         self._rewards = recipe.rewards
-        self._recipe_seed = recipe.seed
         self._device = device
         runtime = recipe.runtime
         self._is_alone = runtime.task_runner == "ray" or len(choose_devices(runtime.devices)) == 1
         self._loaded: dict[str, tuple[Path | None, RewardFunction]] = {}  # with the folders of trained ones
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
-        """Train on the client's prompts, compute gradients, or measure rewards on held-out prompts."""
+        """Train on the client's prompts, or compute gradients; other jobs as of all clients with policies."""
         match job:
             case TrainJob():
                 return self._train(job, context)
             case GradientJob():
                 return self._gradients(job, context)
-            case RewardsJob():
-                return self._measure_rewards(job, context)
             case _:
                 return super().run(job, context)
 
@@ -93,12 +94,13 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             metrics=Metrics(scalars=rollout.figures() | figures),
         )
 
-    def _measure_rewards(self, job: RewardsJob, context: ClientContext) -> ClientResult:
-        """Mean score of each objective's first reward on completions of held-out prompts.
+    def measure_rewards(self, adapter: AdapterHash, context: ClientContext) -> Metrics:
+        """Mean score of each objective's first reward on completions of held-out prompts, of any adapter.
 
-        `kl` is the KL to the reference (nats per completion), and `prompts` the number of prompts.
+        `kl` is the KL to the reference (nats per completion), and `prompts` the number of prompts. The
+        completions of all adapters have the same seed.
         """
-        prompts = context.held_out_prompts(self._options.reward_prompts, self._recipe_seed)
+        prompts = context.held_out_prompts(self._options.reward_prompts, self._seed)
         if not prompts:
             raise TrainingError(
                 "there are no held-out prompts to measure rewards on: raise the source's own options for"
@@ -106,13 +108,14 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
             )
         objectives = self._options.objectives
         rewards = {name: self._load_reward(names[0], context) for name, names in objectives.items()}
-        self.resident.slot.load(context.load_adapter(job.adapter))
+        self.resident.slot.load(context.load_adapter(adapter))
         scores = defaultdict(list)
         kl = 0.0
         ppo = self._options.ppo
+        seed = derive(self._seed, "reward prompts")
         size = self._config.batch_size  # of the batches that are scored, as in training
         # The answers of all batches are sampled together, and are those of each batch by itself.
-        keys = [SampleKey(derive(job.seed, n - n % size), n % size) for n in range(len(prompts))]
+        keys = [SampleKey(derive(seed, n - n % size), n % size) for n in range(len(prompts))]
         self.resident.model.eval()
         answers = self.resident.policy.generate(prompts, keys, ppo.temperature)
         for begin in range(0, len(prompts), size):
@@ -122,9 +125,7 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
                 scores[name].append(column)
             kl += rollout.kl * len(batch) / len(prompts)
         scalars = {name: float(np.concatenate(columns).mean()) for name, columns in scores.items()}
-        return ClientResult(
-            rows=len(prompts), metrics=Metrics(scalars=scalars | {"kl": kl, "prompts": len(prompts)})
-        )
+        return Metrics(scalars=scalars | {"kl": kl, "prompts": len(prompts)})
 
     def _load_ppo(
         self,
@@ -175,13 +176,13 @@ class MultiObjectiveTrainer(ResidentPolicyTrainer):
         return tensors
 
 
-def unique_prompts(rows: Sequence[PairRow]) -> list[str]:
+def unique_prompts(rows: Sequence[Pair]) -> list[str]:
     """A client's distinct prompts, in the order of its pairs.
 
     Raises:
         TrainingError: it has none.
     """
-    prompts = list(dict.fromkeys(row["prompt"] for row in rows))
+    prompts = list(dict.fromkeys(row.prompt for row in rows))
     if not prompts:
         raise TrainingError("there are no prompts to answer")
     return prompts

@@ -1,7 +1,11 @@
-"""A resident policy that is measured on clients' pairs, and answers prompts as the client's own."""
+"""A resident policy that is measured on clients' pairs, and answers prompts as the client's own.
+
+The policy is that of the rounds, or one that the server has aligned, whose reference may be an adapter.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +13,11 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import JsonValue
 
-from components.config import PersonalModules, PolicyConfig, Recipe
-from components.data.records import Pairs
+from components.config import Recipe
+from components.data.records import Pair
 from components.federation.clients.context import ClientContext
 from components.federation.clients.trainer import unsupported_job
-from components.federation.protocol import ClientResult, GenerateJob, Job, KlJob, PairsJob
+from components.federation.protocol import ClientResult, GenerateJob, Generation, Job, MeasureJob
 from components.learning.kl import kl_to_reference
 from components.learning.pair_scores import (
     Array,
@@ -26,7 +30,7 @@ from components.learning.reference_cache import ReferenceCache
 from components.models.resident import ResidentPolicy
 
 if TYPE_CHECKING:
-    from components.models.store import Adapter, AdapterHash
+    from components.models.store import Adapter
 
 
 REFERENCE = "reference"
@@ -36,13 +40,20 @@ REFERENCE = "reference"
 class PolicyClient:
     """Runs the jobs that train nothing: figures of the client's pairs, KL, and completions."""
 
-    def __init__(
-        self, policy: PolicyConfig, device: str, batch_size: int, personal: PersonalModules | None = None
-    ) -> None:
-        """Load the policy; `batch_size` is that of scored pairs."""
-        self.resident = ResidentPolicy(policy, device, personal)
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        """Load the policy, with the private modules that the method may have."""
+        config, method = recipe.federation, recipe.federation.options
+        policy = recipe.policy
+        if method.trained_model == "selector":  # it is aligned at the server, and is not trained here
+            policy = policy.model_copy(update={"lora": policy.lora.model_copy(update={"dropout": 0.0})})
+        self.resident = ResidentPolicy(policy, device, method.local().personal)
         self.reference_cache = ReferenceCache()
-        self._score_batch_size = batch_size
+        self._config, self._local, self._seed = config, method.local(), recipe.seed
+        # Pairs per batch, of which one takes less memory than in training.
+        self._score_batch_size = 2 * (config.micro_batch_size or config.batch_size)
+        self._reference = recipe.base_adapter  # folder of the reference's adapter; None: the backbone alone
+        if self._reference is not None:
+            self.resident.model.load_adapter(Path(self._reference), REFERENCE)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -55,10 +66,8 @@ class PolicyClient:
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         match job:
-            case PairsJob():
+            case MeasureJob(losses=False):
                 return self._measure(job, context)
-            case KlJob():
-                return self._measure_kl(job, context)
             case GenerateJob():
                 return self._generate(job, context)
             case _:
@@ -69,7 +78,7 @@ class PolicyClient:
         self.resident.slot.load(adapter)
 
     def score_pairs(
-        self, pairs: Pairs, adapter: Adapter, context: ClientContext, batch_size: int | None = None
+        self, pairs: Sequence[Pair], adapter: Adapter, context: ClientContext, batch_size: int | None = None
     ) -> PreferenceScores:
         """Log-ratios to the reference, and log-likelihoods, under the client's policy.
 
@@ -84,65 +93,42 @@ class PolicyClient:
         return policy_scores(self.resident, pairs, logprobs[None], reference)
 
     def _is_reference(self, adapter: Adapter) -> bool:
-        """Whether all factors B of an adapter are zero."""
-        return not any(tensor.any() for name, tensor in adapter.items() if ".lora_B." in name)
+        """Whether all factors B of an adapter are zero, where the backbone alone is the reference."""
+        return self._reference is None and not any(
+            tensor.any() for name, tensor in adapter.items() if ".lora_B." in name
+        )
 
-    def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
+    def _reference_logprobs(self, pairs: Sequence[Pair], batch_size: int) -> Array:
         """Summed log-probabilities of chosen and rejected under the reference, [N, 2]."""
-        rows = [self.resident.encode_pair(pair) for pair in pairs]
-        return self.reference_cache.completion_logprobs(self.resident, rows, batch_size)
-
-    def _measure(self, job: PairsJob, context: ClientContext) -> ClientResult:
-        (digest,) = job.adapters
-        pairs = context.chosen_rows(job.split, job.positions)
-        scores = self.score_pairs(pairs, context.load_adapter(digest), context, job.batch_size)
-        return ClientResult(rows=len(pairs), output=pair_figures(scores, pairs).model_dump(mode="json"))
-
-    def _load_for_inference(self, digest: AdapterHash, context: ClientContext) -> None:
-        self.load_client(context.load_adapter(digest), context)
-        self.model.eval()
-
-    def _measure_kl(self, job: KlJob, context: ClientContext) -> ClientResult:
-        self._load_for_inference(job.adapter, context)
-        values = [
-            kl_to_reference(self.resident.policy, [prompt], seed, job.temperature)["kl_sequence"]
-            for prompt, seed in zip(job.prompts, job.seeds, strict=True)
-        ]
-        return ClientResult(rows=len(values), output=list(values))
-
-    def _generate(self, job: GenerateJob, context: ClientContext) -> ClientResult:
-        self._load_for_inference(job.adapter, context)
-        completions = [generation.complete(self.resident.policy) for generation in job.generations]
-        rows = sum(len(generation.prompts) for generation in job.generations)
-        texts: JsonValue = [
-            [[asdict(one) | {"ids": list(one.ids)} for one in samples] for samples in prompts]
-            for prompts in completions
-        ]
-        return ClientResult(rows=rows, output=texts)
-
-
-class AlignedPolicyClient(PolicyClient):
-    """Measures the policy that the server has aligned, whose reference may have an adapter of its own.
-
-    The recipe's LoRA section is that of the aligned adapter.
-    """
-
-    def __init__(self, recipe: Recipe, device: str) -> None:
-        lora = recipe.policy.lora.model_copy(update={"dropout": 0.0})  # nothing is trained
-        policy = recipe.policy.model_copy(update={"lora": lora})
-        super().__init__(policy, device, recipe.evaluation.score_batch_size)
-        self._has_adapter = recipe.base_adapter is not None
-        if recipe.base_adapter is not None:
-            self.resident.model.load_adapter(Path(recipe.base_adapter), REFERENCE)
-
-    def _is_reference(self, adapter: Adapter) -> bool:
-        return not self._has_adapter and super()._is_reference(adapter)
-
-    def _reference_logprobs(self, pairs: Pairs, batch_size: int) -> Array:
-        if not self._has_adapter:
-            return super()._reference_logprobs(pairs, batch_size)
+        if self._reference is None:
+            rows = [self.resident.encode(*pair.texts) for pair in pairs]
+            return self.reference_cache.completion_logprobs(self.resident, rows, batch_size)
         self.resident.model.set_adapter(REFERENCE)
         try:
             return pair_logprobs(self.resident, pairs, batch_size)
         finally:
             self.resident.model.set_adapter("default")
+
+    def _measure(self, job: MeasureJob, context: ClientContext) -> ClientResult:
+        pairs = context.drawn_rows(job)
+        scores = self.score_pairs(pairs, context.load_adapter(job.adapter), context, job.batch_size)
+        figures = pair_figures(scores, pairs, flip=context.measured_flip)
+        return ClientResult(rows=len(pairs), output=figures.model_dump(mode="json"))
+
+    def measure_kl(self, generation: Generation) -> float:
+        """KL of the loaded client's policy to the backbone (nats), a mean over the completions."""
+        policy, own = self.resident.policy, generation
+        return kl_to_reference(policy, own.prompts, own.seed, own.temperature)["kl_sequence"]
+
+    def _generate(self, job: GenerateJob, context: ClientContext) -> ClientResult:
+        self.load_client(context.load_adapter(job.adapter), context)
+        self.model.eval()
+        rows = sum(len(generation.prompts) for generation in job.generations)
+        if job.kl:
+            return ClientResult(rows=rows, output=[self.measure_kl(one) for one in job.generations])
+        completions = [generation.complete(self.resident.policy) for generation in job.generations]
+        texts: JsonValue = [
+            [[asdict(one) | {"ids": list(one.ids)} for one in samples] for samples in prompts]
+            for prompts in completions
+        ]
+        return ClientResult(rows=rows, output=texts)

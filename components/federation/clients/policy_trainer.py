@@ -10,26 +10,25 @@ The reference of DPO and PPO is the frozen backbone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from components.config import LocalObjective, Recipe, RecipeError
-from components.data.records import PairRow, Pairs
+from components.config import LocalObjective, PairPpoObjective, Recipe
+from components.data.records import Pair
 from components.federation.clients.context import ClientContext
 from components.federation.clients.policy_client import PolicyClient
 from components.federation.clients.private import PrivateState
 from components.federation.clients.rates import RATE_NUMBERS, RateMemory
-from components.federation.method import method_of
+from components.federation.local import Adaptation
 from components.federation.protocol import ClientResult, Job, TrainJob
 from components.learning.client_data import ClientData
-from components.learning.local_step import LocalStep
 from components.learning.loop import (
     Loss,
     ParameterGroup,
@@ -38,9 +37,12 @@ from components.learning.loop import (
     Rows,
     Training,
     TrainingError,
+    draw_minibatches,
     train,
 )
+from components.learning.meta_learning import MetaLoss, adapt, group_meta_batches
 from components.learning.pair_scores import PreferenceScores, pair_logprobs, policy_scores
+from components.learning.wrapped_losses import LocalTraining
 from components.models.eight_bit import check_support
 from components.models.resident import ResidentPolicy
 from components.results import Metrics
@@ -50,10 +52,8 @@ if TYPE_CHECKING:
     from components.models.logprobs import TokenRow
     from components.models.store import Adapter
 
-CRITIC = "critic."
-"""Prefix of the tensors of a loss in a client's private store."""
-LOCAL_STEP = "local_step."
-"""Prefix of the tensors of the method's plug-in of the local step in a client's private store."""
+LOSS = "loss."
+"""Prefix of the tensors of a loss in a client's private store, beside those of private modules."""
 TrainedPart = Literal["personal", "shared", "all"]
 """What is trained: the private modules, the shared adapter, or both."""
 SEEDS: dict[TrainedPart, str] = {"personal": "own half", "shared": "shared half"}
@@ -62,60 +62,42 @@ STAGE_METRICS = ("loss", "seconds", "steps", "excluded", "kl", "pairs", "stopped
 """Metrics of each stage where a round has two of them."""
 
 
-class ResidentPolicyTrainer(PolicyClient):
-    """Shared base of the policy's trainers.
-
-    Raises:
-        RecipeError: the method has a proximal term, and the trainer adds none.
-    """
-
-    adds_proximal_term: ClassVar[bool] = False  # whether training adds the method's proximal term
-
-    def __init__(self, recipe: Recipe, device: str) -> None:
-        config = recipe.federation
-        check_support("federation.optimizer.name", config.optimizer.name, device)
-        method = method_of(config)
-        if method.proximal_weight and not self.adds_proximal_term:
-            raise RecipeError(
-                f"federation.method={config.method}: its trainer, {type(self).__name__}, adds no proximal"
-                f" term, and the method's has the weight {method.proximal_weight:g}: use the trainer"
-                " 'policy', or set the weight to 0"
-            )
-        score_batch_size = 2 * (config.micro_batch_size or config.batch_size)  # less memory than training
-        super().__init__(recipe.policy, device, score_batch_size, method.personal_modules)
-        self._config = config
-        self._method = method
-        self._seed = recipe.seed
-        self._reward = next(iter(recipe.rewards), "")
-        self._private = self.resident.personal
-        for factor in method.frozen_factors:
-            self.resident.slot.freeze(factor)
-
-
 @dataclass
 class ClientRound:
     """A client's round: its job, its pairs, and what it keeps, which each stage of the round replaces."""
 
     job: TrainJob
     context: ClientContext
-    rows: Sequence[PairRow]
+    rows: Sequence[Pair]
     rates: RateMemory  # of the round; they decay after it
     numbers: dict[str, float]  # `Loss.numbers`
     tensors: Adapter  # `Loss.tensors`
-    local_step: LocalStep  # of the shared adapter
+    sent: Callable[[Adapter], Adapter] = dict  # `Loss.sent`, of the shared adapter's stage
 
 
-class PolicyTrainer(ResidentPolicyTrainer):
-    """Trains the shared adapter, and a client's private modules if the method has some."""
+class PolicyTrainer(PolicyClient):
+    """Trains the shared adapter, and a client's private modules if the method has some.
 
-    adds_proximal_term = True
+    Where the method adapts the server's adapter to each client (Per-FedAvg), it takes meta-steps
+    (components/learning/meta_learning.py), and a client is measured and answers after the adaptation.
+    """
 
     def __init__(self, recipe: Recipe, device: str) -> None:
+        check_support("federation.optimizer.name", recipe.federation.optimizer.name, device)
         super().__init__(recipe, device)
-        self._objective: LocalObjective = self._method.local_objective
+        self._objective: LocalObjective = self._local.objective
+        self._reward = next(iter(recipe.rewards), "")
+        self._private = self.resident.personal
+        self._adaptation = self._local.adaptation
+        for factor in self._local.frozen:
+            self.resident.slot.freeze(factor)
+
+    @cached_property
+    def _loss_type(self) -> Any:
+        """The class of the objective's loss, built from ClientData."""
         if not self._objective.loss:
             raise TypeError(f"{type(self).__name__} cannot train the objective '{self._objective.kind}'")
-        self._loss_type: Any = resolve_name(self._objective.loss)  # a Loss, built from ClientData
+        return resolve_name(self._objective.loss)
 
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Take a round's steps on the client's training pairs.
@@ -135,8 +117,7 @@ class PolicyTrainer(ResidentPolicyTrainer):
             rows,
             rates,
             {name: value for name, value in state.numbers.items() if name not in RATE_NUMBERS},
-            with_prefix(state.tensors, CRITIC),
-            self._build_local_step(job, context, state.tensors, rates),
+            with_prefix(state.tensors, LOSS),
         )
         steps = self._train_stages(client)
         metrics = merge_stages(steps)
@@ -147,35 +128,19 @@ class PolicyTrainer(ResidentPolicyTrainer):
         if decays or self._private is not None:
             metrics["decay"] = rates.decay
         kept_bytes = 0
-        local = client.local_step.finish()
-        if decays or self._private is not None or client.tensors or client.numbers or local.kept:
-            tensors = self._read_kept(client, local.kept)
-            kept = PrivateState(tensors, client.numbers | rates.numbers())
+        if decays or self._private is not None or client.tensors or client.numbers:
+            kept = PrivateState(self._read_kept(client), client.numbers | rates.numbers())
             kept_bytes = context.store.save(job.key(), job.previous_job_key, kept).size
         return ClientResult(
-            tensors=self.resident.slot.read() | local.sent,
+            tensors=client.sent(self.resident.slot.read()),
             rows=len(rows),
             metrics=Metrics(scalars=metrics),
             kept_bytes=kept_bytes,
         )
 
-    def _build_local_step(
-        self, job: TrainJob, context: ClientContext, kept: Adapter, rates: RateMemory
-    ) -> LocalStep:
-        """The method's plug-in, from the tensors of the client's private store."""
-        slot = self.resident.slot
-        plugin: LocalStep = resolve_name(self._method.local_step)(
-            self._method,
-            {name: context.load_adapter(digest) for name, digest in job.attached.items()},
-            with_prefix(kept, LOCAL_STEP),
-            slot.named,
-            rates.learning_rate(self._method.learning_rate(self._config), self._config.rate_decay),
-        )
-        return plugin
-
     def _train_stages(self, client: ClientRound) -> dict[str, dict[str, float]]:
         """The metrics of each stage of a round."""
-        if self._method.personal_stage is None:
+        if self._local.stage is None:
             return {"shared": self._train_stage(client, "all")}  # by the name of the last stage
         key = client.job.key()
         completed = client.context.store.load_personal_stage(key)  # of an earlier attempt at this job
@@ -185,24 +150,21 @@ class PolicyTrainer(ResidentPolicyTrainer):
             client.context.store.save_personal_stage(key, state)
         else:
             personal = client.numbers = completed.numbers
-            client.tensors = with_prefix(completed.tensors, CRITIC)
+            client.tensors = with_prefix(completed.tensors, LOSS)
             self._load_private(completed.tensors)
         return {"personal": personal, "shared": self._train_stage(client, "shared")}
 
     def _train_stage(self, client: ClientRound, trained: TrainedPart) -> dict[str, float]:
         """Train some of the modules in their part of a round."""
-        config, method, job = self._config, self._method, client.job
-        personal_lr = client.rates.learning_rate(method.personal_lr, config.rate_decay)
+        config, local, job = self._config, self._local, client.job
+        personal_lr = client.rates.learning_rate(local.personal_lr, config.rate_decay)
+        lr = client.rates.learning_rate(local.learning_rate(config), config.rate_decay)
         training = Training(
             config.local_steps_for(len(client.rows)),
             config.batch_size,
-            config.optimizer.model_copy(
-                update={"lr": personal_lr if trained == "personal" else client.local_step.lr}
-            ),
+            config.optimizer.model_copy(update={"lr": personal_lr if trained == "personal" else lr}),
             derive(job.seed, SEEDS[trained]) if trained in SEEDS else job.seed,
             config.micro_batch_size,
-            0.0 if trained == "personal" else method.proximal_weight,
-            None if trained == "personal" else client.local_step.before_step,
         )
         part: Part = partial(self._part, trained=trained)
         objective = self._objective
@@ -211,9 +173,14 @@ class PolicyTrainer(ResidentPolicyTrainer):
         loss = self._build_loss(
             client.context, client.rows, minibatches, progress, client.numbers, client.tensors
         )
+        if trained != "personal":
+            attached = {name: client.context.load_adapter(digest) for name, digest in job.attached.items()}
+            slot = self.resident.slot
+            loss = local.wrapped(loss, LocalTraining(slot.named, lr, attached, client.tensors))
         with trainable(self.resident, trained, personal_lr) as (parameters, parameter_groups):
             metrics = self._minimize(loss, minibatches, training, parameters, parameter_groups)
-        client.numbers, client.tensors = loss.numbers(), loss.tensors()
+        client.numbers, client.sent = loss.numbers(), loss.sent
+        client.tensors |= loss.tensors()
         return metrics
 
     def _minimize(
@@ -225,20 +192,25 @@ class PolicyTrainer(ResidentPolicyTrainer):
         parameter_groups: tuple[ParameterGroup, ...],
     ) -> dict[str, float]:
         """Train parameters on minibatches; the metrics."""
+        if self._adaptation is not None:
+            meta_batches = group_meta_batches(minibatches, self._adaptation.steps)
+            loss = MetaLoss(loss, meta_batches, parameters, self._adaptation.lr, training.micro_batch_size)
+            minibatches = loss.outer_minibatches
+            training = replace(training, seed=derive(training.seed, "meta"))
         trained = train(self.resident.model, parameters, minibatches, loss, training, parameter_groups)
         return loss.metrics(trained)
 
     def _part(self, steps: Sequence[object], trained: TrainedPart) -> Sequence[object]:
         """The steps of a round in which some of the modules are trained; see StageLength.divide."""
-        if self._method.personal_stage is None:
+        if self._local.stage is None:
             return steps
-        personal, shared = self._method.personal_stage.divide(len(steps))
+        personal, shared = self._local.stage.divide(len(steps))
         return steps[:personal] if trained == "personal" else steps[-shared:]
 
     def _build_loss(
         self,
         context: ClientContext,
-        rows: Sequence[PairRow],
+        rows: Sequence[Pair],
         minibatches: Sequence[Rows],
         progress: float = 0.0,
         numbers: Mapping[str, float] | None = None,
@@ -256,20 +228,21 @@ class PolicyTrainer(ResidentPolicyTrainer):
             progress,
             numbers or {},
             tensors or {},
+            context.loss_flip,
         )
         loss: Loss = self._loss_type(data)
         return loss
 
     def score_pairs(
-        self, pairs: Pairs, adapter: Adapter, context: ClientContext, batch_size: int | None = None
+        self, pairs: Sequence[Pair], adapter: Adapter, context: ClientContext, batch_size: int | None = None
     ) -> PreferenceScores:
-        """Scores by the adapter with the client's private modules; 'explicit' are its reward head's."""
-        if self._private is None:
+        """Scores by the client's own model; 'explicit' are those of its reward head, if it has one."""
+        if self._private is None and self._adaptation is None:
             return super().score_pairs(pairs, adapter, context, batch_size)
         size = batch_size or self._score_batch_size
         self.load_client(adapter, context)
         reference = self._reference_logprobs(pairs, size)
-        head = self._private.head.reward
+        head = None if self._private is None else self._private.head.reward
         if head is None or not pairs:
             logprobs = pair_logprobs(self.resident, pairs, size)
             explicit = None if head is None else np.zeros((1, 0))
@@ -280,14 +253,28 @@ class PolicyTrainer(ResidentPolicyTrainer):
             rewards = head(features)
             return torch.cat([logprobs, rewards[:, :1] - rewards[:, 1:]], 1)
 
-        rows = [self.resident.encode_pair(pair) for pair in pairs]
+        rows = [self.resident.encode(*pair.texts) for pair in pairs]
         measured = self.resident.map_batches(rows, size, measure)
         return policy_scores(self.resident, pairs, measured[None, :, :2], reference, measured[None, :, 2])
 
     def load_client(self, adapter: Adapter, context: ClientContext) -> None:
-        """Load the adapter and the client's private modules."""
+        """Load the adapter and the client's private modules, or adapt it to the client."""
+        if self._adaptation is not None:
+            self._adapt(adapter, self._adaptation, context)
+            return
         state = context.private_state() if self._private is not None else None
         self._load(adapter, {} if state is None else state.tensors)
+
+    def _adapt(self, adapter: Adapter, adaptation: Adaptation, context: ClientContext) -> None:
+        """Take the inner steps on the client's training pairs, the same ones each time."""
+        rows = context.rows("train")
+        seed = derive(self._seed, "adapt", context.client)
+        objective, config, slot = self._objective, self._config, self.resident.slot
+        size = objective.minibatch if isinstance(objective, PairPpoObjective) else config.batch_size
+        inner = list(draw_minibatches(len(rows), size, adaptation.steps, seed))
+        slot.load(adapter)
+        loss = self._build_loss(context, rows, inner)
+        adapt(self.resident.model, slot.parameters, inner, loss, adaptation.lr, seed, config.micro_batch_size)
 
     def _load(self, adapter: Adapter, private: Adapter) -> None:
         """Load an adapter and private modules, whose initial values are those of a client without any."""
@@ -296,18 +283,17 @@ class PolicyTrainer(ResidentPolicyTrainer):
 
     def _load_private(self, tensors: Adapter) -> None:
         if self._private is not None:
-            own = {n: value for n, value in tensors.items() if not n.startswith((CRITIC, LOCAL_STEP))}
+            own = {name: value for name, value in tensors.items() if not name.startswith(LOSS)}
             self._private.load(own or self._private.initial_modules(self._seed))
 
-    def _read_kept(self, client: ClientRound, local: Mapping[str, torch.Tensor] | None = None) -> Adapter:
-        """The private modules, and the tensors of the loss and of the local step.
+    def _read_kept(self, client: ClientRound) -> Adapter:
+        """The private modules, and the tensors of the loss.
 
         Raises:
             TrainingError: a value is NaN or infinite; the client keeps its previous state.
         """
         tensors = {} if self._private is None else self._private.read()
-        tensors |= {f"{CRITIC}{name}": value for name, value in client.tensors.items()}
-        tensors |= {f"{LOCAL_STEP}{name}": value for name, value in (local or {}).items()}
+        tensors |= {f"{LOSS}{name}": value for name, value in client.tensors.items()}
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
                 raise TrainingError(

@@ -4,7 +4,9 @@
         modules/<sha256>.safetensors    private modules, as in the adapter store
         <job key>.json                  after that job: hash of the modules, and numbers
         <job key>.personal.json         within that job, after its personal stage
+        scores/<reward>.json            scores of its training pairs by a reward
         errors/<code>.txt               an error of a job, of which the server knows type and code
+        secret                          of its noise, with federation.privacy, and of the codes
 
 Files and folders are their owner's alone (0600 and 0700).
 
@@ -19,20 +21,18 @@ its commit.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from components.config import UserError
-from components.io import PRIVATE, write_atomically
+from components.io import PRIVATE, read_json, write_atomically
 from components.models.store import Adapter, AdapterError, AdapterStore
 from components.names import file_name
+from components.privacy.secrets import digest, kept_secret
 
-
-class PrivateStoreError(UserError, RuntimeError):
-    """A client's private store from which the client cannot continue."""
+SECRET = "secret"
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ class PrivateState:
     tensors: Adapter  # fp32, by name: personal modules, value heads (critic.), those of its local step
     numbers: dict[str, float] = field(default_factory=dict)  # what else it remembers, by name
     size: int = 0  # bytes of the modules' file; 0 before it is written
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Scores of a client's training pairs by a reward."""
+
+    fingerprint: str  # of what they depend on beside the pairs
+    scores: dict[str, tuple[float, float]]  # of chosen and rejected, by the id of the pair
 
 
 class PrivateStore:
@@ -58,7 +66,7 @@ class PrivateStore:
             return None
         path = self._path(job_key)
         if not path.is_file():
-            raise PrivateStoreError(
+            raise UserError(
                 f"{self.folder} has no private state of client {self.client} after its last job ({job_key}),"
                 " without which its results would differ: resume the run where it was trained, or start a"
                 " new run."
@@ -87,12 +95,45 @@ class PrivateStore:
         """Write the state after the personal stage of a job."""
         self._write(self._path(job_key, ".personal"), state)
 
+    def save_scores(self, reward: str, scores: PairScores) -> None:
+        """Write the scores by a reward."""
+        self._write_file(self._scores_path(reward), json.dumps(asdict(scores)))
+
+    def load_scores(self, reward: str) -> PairScores | None:
+        """The scores by a reward; None before there are any."""
+        path = self._scores_path(reward)
+        if not path.is_file():
+            return None
+        content = read_json(path)
+        scores = {
+            name: (float(chosen), float(rejected)) for name, (chosen, rejected) in content["scores"].items()
+        }
+        return PairScores(content["fingerprint"], scores)
+
+    def remove_scores(self, reward: str) -> None:
+        """Remove the scores by a reward."""
+        self._scores_path(reward).unlink(missing_ok=True)
+
+    def _scores_path(self, reward: str) -> Path:
+        return self.folder / "scores" / f"{file_name(reward)}.json"
+
     def record_error(self, error: BaseException) -> str:
         """Keep an error of a job, whose text may quote rows of the client; the code that names its file."""
         text = "".join(traceback.format_exception(error))
-        code = hashlib.sha256(text.encode()).hexdigest()[:8]
+        code = digest(self.secret(), "error", text).hex()[:8]  # by which nobody can confirm a guessed text
         self._write_file(self.folder / "errors" / f"{code}.txt", text)
         return code
+
+    @property
+    def has_secret(self) -> bool:
+        """Whether the client has a secret of this run."""
+        return (self.folder / SECRET).is_file()
+
+    def secret(self) -> bytes:
+        """The client's secret of this run, which the first call makes."""
+        secret = kept_secret(self.folder / SECRET)
+        self._close_folders()
+        return secret
 
     def _write(self, path: Path, state: PrivateState) -> int:
         digest = self._modules.put(state.tensors)
@@ -102,6 +143,9 @@ class PrivateStore:
 
     def _write_file(self, path: Path, text: str) -> None:
         write_atomically(path, text.encode(), PRIVATE)
+        self._close_folders()
+
+    def _close_folders(self) -> None:
         for folder in (self.folder, self.folder.parent):
             folder.chmod(0o700)
 
@@ -119,12 +163,12 @@ class PrivateStore:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
-            raise PrivateStoreError(f"{path} is damaged: start a new run.") from None
+            raise UserError(f"{path} is damaged: start a new run.") from None
         digest = content["modules"]
         try:
             tensors = self._modules.get(digest)
         except AdapterError as error:
-            raise PrivateStoreError(
+            raise UserError(
                 f"the private modules of client {self.client} cannot be read ({error}): start a new run."
             ) from None
         return PrivateState(tensors, content["numbers"], self._modules.size(digest))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from components.federation.method import Method
 from components.federation.protocol import ClientResult, Job
 from components.models.store import Adapter
 
@@ -30,15 +29,9 @@ class Trainer(Protocol):
     def run(self, job: Job, context: ClientContext) -> ClientResult:
         """Run a job in the context of its client.
 
-        All trainers run TrainJob and MeasureJob, those of clients with policies of their own KlJob and
-        GenerateJob too; others are those that its methods plan.
+        All trainers run TrainJob and MeasureJob, those of clients with policies of their own GenerateJob
+        too; others are those that its methods plan.
         """
-
-
-def check_no_local_step(trainer: Trainer, method: Method) -> None:
-    """Refuse a method that changes the local step, for a trainer that applies no such plug-in."""
-    if method.local_step != Method.local_step:
-        raise TypeError(f"{type(trainer).__name__} does not apply the local step '{method.local_step}'")
 
 
 def unsupported_job(trainer: Trainer, job: Job) -> TypeError:

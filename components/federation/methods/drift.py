@@ -20,11 +20,12 @@ from typing import ClassVar, Literal
 import networkx as nx
 from pydantic import Field, JsonValue
 
-from components.config import DpoObjective, FederationConfig
+from components.config import DpoObjective
 from components.federation import graph
-from components.federation.method import Method, Server, State
-from components.federation.protocol import Federation, Memory, Update
-from components.models.store import AdapterHash
+from components.federation.local import Local
+from components.federation.method import Method
+from components.federation.protocol import Memory, Update
+from components.federation.server import Server, State
 
 
 class GraphMemory(Memory):
@@ -40,7 +41,6 @@ class GraphMemory(Memory):
 class Drift(Method):
     """Options of DRIFT. The server's adapters are named by client."""
 
-    outcome_kind: ClassVar[str] = "client-adapters"
     memory_type: ClassVar[type[Memory]] = GraphMemory
     diagnostics: ClassVar[tuple[str, ...]] = ("client_graph",)
 
@@ -56,14 +56,12 @@ class Drift(Method):
     objective: DpoObjective = Field(default_factory=lambda: DpoObjective(beta=0.2))
     """Local objective; DRIFT appendix A: beta 0.2."""
 
-    def server_adapters(self, federation: FederationConfig) -> int:
-        return federation.clients_per_round
+    @property
+    def adapters_by_client(self) -> bool:
+        return True
 
-    def adapter_names(self, federation: Federation) -> Sequence[str]:
-        return federation.names
-
-    def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
-        return client, state.adapters[client]
+    def local(self) -> Local:
+        return Local(self.objective)
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """An adapter for each client that sent an update, by eq. 14."""

@@ -15,15 +15,17 @@ to 1. Clients that are not sampled, or fail, keep their adapter and are in no mi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
 from components.config import FederationConfig
 from components.federation.aggregation import attention, movement_cosines
-from components.federation.method import Server, State
+from components.federation.local import Local, proximal_wrap
 from components.federation.pair_training import PairTraining
-from components.federation.protocol import Federation, Memory, Update, sent_adapters
+from components.federation.protocol import Client, Federation, Memory, Update, sent_adapters
+from components.federation.server import Server, State
 from components.models.store import AdapterHash
 
 
@@ -38,7 +40,6 @@ class MixtureMemory(Memory):
 class FedAmp(PairTraining):
     """Options of FedAMP. The server's adapters, by client, are the w_i."""
 
-    outcome_kind: ClassVar[str] = "client-adapters"
     memory_type: ClassVar[type[Memory]] = MixtureMemory
 
     temperature: float = Field(0.5, gt=0)
@@ -49,16 +50,16 @@ class FedAmp(PairTraining):
     """Weight of the proximal term to the adapter that the client received (lambda / alpha of Huang
     et al.); FedPDPO names none."""
 
+    def local(self) -> Local:
+        return replace(super().local(), wrap=proximal_wrap(self.proximal))
+
     @property
-    def proximal_weight(self) -> float:
-        return self.proximal
+    def adapters_by_client(self) -> bool:
+        return True
 
-    def server_adapters(self, federation: FederationConfig) -> int:
+    def server_adapters(self, config: FederationConfig) -> int:
         """Those of each client of the round: its own, and what it is sent next."""
-        return 2 * federation.clients_per_round
-
-    def adapter_names(self, federation: Federation) -> Sequence[str]:
-        return federation.names
+        return 2 * config.clients_per_round
 
     def start(self, federation: Federation, seed: int) -> State:
         state = super().start(federation, seed)
@@ -66,6 +67,10 @@ class FedAmp(PairTraining):
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
         return client, state.memory.sent[client]
+
+    def admit(self, state: State, clients: Sequence[Client]) -> State:
+        admitted = super().admit(state, clients)
+        return admitted.model_copy(update={"memory": MixtureMemory(sent=admitted.adapters)})
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """The clients' own adapters, and a mixture for each client that sent an update."""

@@ -9,13 +9,17 @@ adapters:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from components.config.local_objectives import SftObjective
+from components.federation.local import Local
 from components.federation.method import AveragingMethod
 
 
 class FedAvg(AveragingMethod):
     """Options of FedAvg."""
 
-    @property
-    def local_objective(self) -> SftObjective:
-        return SftObjective()
+    sums_protect_clients: ClassVar[bool] = True
+
+    def local(self) -> Local:
+        return Local(SftObjective())

@@ -10,16 +10,17 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from components.config.local_objectives import SelectorObjective
+from components.federation.local import Local
 from components.federation.method import AveragingMethod
 
 
 class FedBis(AveragingMethod):
     """Options of FedBis."""
 
+    sums_protect_clients: ClassVar[bool] = True
+
     trained_model: ClassVar[Literal["selector", "policy"]] = "selector"
     trainer: ClassVar[str] = "selector"
-    outcome_kind: ClassVar[str] = "selector-ensemble"
 
-    @property
-    def local_objective(self) -> SelectorObjective:
-        return SelectorObjective()
+    def local(self) -> Local:
+        return Local(SelectorObjective())

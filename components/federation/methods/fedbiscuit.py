@@ -26,20 +26,21 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from components.config import FederationConfig, Recipe, RecipeError
-from components.federation.aggregators.aggregator import AnyAggregator
-from components.federation.aggregators.weighted import ParticipationMean
+from components.federation.aggregators import AnyAggregator, ParticipationMean
 from components.federation.grouping import (
     balanced_groups,
     count_moved,
     least_loss_groups,
     mean_loss_of_cluster,
 )
-from components.federation.method import Server, State
+from components.federation.method import Cohort, Joining
 from components.federation.methods.fedbis import FedBis
-from components.federation.protocol import Federation, Job, Memory, ScoreJob, Update
+from components.federation.protocol import Client, Federation, Job, MeasureJob, Memory, Update
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
 from components.federation.weight_scale import running_scale, scale_warnings
 from components.models.store import AdapterHash
-from components.results import OutcomeRecord
+from components.results import Outcome
 from components.seeding import derive
 
 GROUPING = "grouping"
@@ -60,7 +61,7 @@ class FedBiscuit(FedBis):
     """Options of FedBiscuit."""
 
     memory_type: ClassVar[type[Memory]] = GroupingMemory
-    needs: ClassVar[Literal["sums", "updates"]] = "updates"
+    averages_apart: ClassVar[bool] = False
     diagnostics: ClassVar[tuple[str, ...]] = ("grouping",)
 
     selectors: int = Field(1, ge=1, le=1001)
@@ -80,7 +81,7 @@ class FedBiscuit(FedBis):
     """How the server combines adapters. After the warm-up, `paper` and `uniform` are eq. 6 with p_m
     and with 1 / M, which move a selector by its sampled members' share of the federation."""
 
-    def server_adapters(self, federation: FederationConfig) -> int:
+    def server_adapters(self, config: FederationConfig) -> int:
         return self.selectors
 
     @field_validator("selectors")
@@ -113,9 +114,15 @@ class FedBiscuit(FedBis):
                 " selectors): set more rounds or a shorter warm-up."
             )
 
-    def adapter_names(self, federation: Federation) -> Sequence[str]:
+    def start(self, federation: Federation, seed: int) -> State:
+        """The state before the first step.
+
+        Raises:
+            RecipeError: there are too few clients, or none with validation pairs.
+        """
+        state = super().start(federation, seed)
         if self.selectors == 1:
-            return super().adapter_names(federation)
+            return state
         if self.selectors > len(federation.clients):
             raise RecipeError(
                 f"federation.options.selectors is {self.selectors}, but only {len(federation.clients)}"
@@ -126,7 +133,8 @@ class FedBiscuit(FedBis):
                 "fedbiscuit groups clients by their validation losses, but no client has validation pairs:"
                 " raise data.validation, or the source's own options for it."
             )
-        return self.selector_names
+        adapters = dict.fromkeys(self.selector_names, federation.initial)
+        return state.model_copy(update={"adapters": adapters})
 
     def warnings(self, federation: Federation, seed: int, config: FederationConfig) -> Sequence[str]:
         if self.selectors == 1:
@@ -136,7 +144,7 @@ class FedBiscuit(FedBis):
             adapter_name: range(u * length, (u + 1) * length)
             for u, adapter_name in enumerate(self.selector_names)
         }
-        return scale_warnings(self.combiner, federation, config.clients_per_round, seed, warmup)
+        return scale_warnings(self.aggregator, federation, config.clients_per_round, seed, warmup)
 
     def sent(self, state: State, client: str) -> tuple[str, AdapterHash]:
         """In the warm-up, one selector after the other; then that of the client's cluster."""
@@ -149,19 +157,35 @@ class FedBiscuit(FedBis):
         return adapter_name, state.adapters[adapter_name]
 
     def plan(self, state: State, server: Server) -> Sequence[Job]:
-        """Score jobs for all clients when a grouping is due, else training jobs for the sampled ones."""
+        """Losses of all clients when a grouping is due, else training jobs for the sampled ones."""
         if state.phase != GROUPING:
             return super().plan(state, server)
         selectors = tuple(state.adapters[adapter_name] for adapter_name in self.selector_names)
         return [
-            ScoreJob(
+            MeasureJob(
                 client=name,
                 round=state.round,
                 seed=derive(state.seed, "score", state.round, name),
                 adapters=selectors,
+                split="validation",
+                losses=True,
             )
             for name in state.federation.names
         ]
+
+    def cohorts(self, state: State, config: FederationConfig) -> dict[str, Cohort]:
+        """The clients that train each selector."""
+        if self.selectors == 1:
+            return super().cohorts(state, config)
+        members: dict[str, list[str]] = {}
+        for client in state.federation.names:
+            members.setdefault(self.sent(state, client)[0], []).append(client)
+        aggregator = self.aggregator if state.round < self.warmup else self.aggregator.for_clusters()
+        return {name: Cohort(name, clients, aggregator) for name, clients in members.items()}
+
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights | None:
+        """A sum for each cluster; single losses where clients are grouped."""
+        return None if state.phase == GROUPING else super().sums(state, jobs, config)
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """Assign every client a cluster, or combine the updates of each cluster's clients."""
@@ -169,11 +193,14 @@ class FedBiscuit(FedBis):
             return super().aggregate(state, updates, server)
         if state.phase == GROUPING:
             return self._group(state, updates)
-        aggregator = self.combiner if state.round < self.warmup else self.combiner.for_clusters()
         adapters: dict[str, AdapterHash] = {}
         metrics: dict[str, float] = {}
-        for adapter_name in sorted({update.adapter_name for update in updates}):
-            members = [update for update in updates if update.adapter_name == adapter_name]
+        took_part = set(server.answers.clients)
+        for adapter_name, cohort in sorted(self.cohorts(state, server.config).items()):
+            members = took_part.intersection(cohort.members)
+            if not members:
+                continue
+            aggregator = cohort.aggregator
             adapters[adapter_name], numbers = server.combine(state, adapter_name, aggregator, members)
             numbers |= running_scale(aggregator, state, numbers, f"{adapter_name}/")
             metrics |= {f"{adapter_name}/{name}": value for name, value in numbers.items()}
@@ -210,6 +237,24 @@ class FedBiscuit(FedBis):
         )
         return state.within_round("train", metrics, memory, logged_at=state.round)
 
-    def outcome(self, state: State) -> OutcomeRecord:
-        record = super().outcome(state)
-        return record.model_copy(update={"assignment": state.memory.assignment})
+    def joining(self, config: FederationConfig, pairs: int) -> Joining:
+        if self.selectors == 1:
+            return super().joining(config, pairs)
+        return Joining(config.rounds, 1, f"the selector with the least loss on at most {pairs} own pairs")
+
+    def admit(self, state: State, clients: Sequence[Client]) -> State:
+        admitted = super().admit(state, clients)
+        return admitted if self.selectors == 1 else admitted.model_copy(update={"phase": GROUPING})
+
+    def join(self, state: State, updates: Sequence[Update]) -> State:
+        """Assign each client the selector with the least loss, the first of equal ones (section 5.1)."""
+        if self.selectors == 1:
+            return super().join(state, updates)
+        names = self.selector_names
+        losses = {update.client: np.nan_to_num(update.losses, nan=np.inf) for update in updates}
+        chosen = {client: names[int(np.argmin(own))] for client, own in losses.items()}
+        return state.model_copy(update={"memory": GroupingMemory(assignment=chosen)})
+
+    def outcome(self, state: State) -> Outcome:
+        outcome = super().outcome(state)
+        return outcome.model_copy(update={"assignment": state.memory.assignment})

@@ -29,9 +29,9 @@ from pydantic import Field
 
 from components.federation import aggregation
 from components.federation.closeness import Candidates, choose_closest
-from components.federation.method import Server, State
 from components.federation.pair_training import PairTraining
 from components.federation.protocol import Memory, Update, sent_adapters
+from components.federation.server import Server, State
 from components.models.store import Adapter
 
 

@@ -18,9 +18,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from components.config import MultiObjective
-from components.federation import aggregation
-from components.federation.method import Server, State
+from components.config import FederationConfig, MultiObjective
 from components.federation.multi_objective import (
     MultiObjectiveMethod,
     Preference,
@@ -28,7 +26,9 @@ from components.federation.multi_objective import (
     gradient_name,
     gram_matrix,
 )
-from components.federation.protocol import GradientJob, Job, Memory, Update
+from components.federation.protocol import Federation, GradientJob, Job, Memory, Update
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
 from components.learning import mgda
 from components.models.store import Adapter
 from components.seeding import derive
@@ -47,7 +47,7 @@ class FedCmoo(MultiObjectiveMethod):
     """Options of FedCMOO-A."""
 
     memory_type: ClassVar[type[Memory]] = WeightsMemory
-    first_phase: ClassVar[str] = GRADIENTS
+    averages_apart: ClassVar[bool] = False
 
     beta: float | None = Field(None, ge=0)
     """Regularization of the server's MGDA; null: 0, as Askin et al. have none."""
@@ -78,6 +78,9 @@ class FedCmoo(MultiObjectiveMethod):
     def preferences(self) -> dict[str, float]:
         return {name: (self.preference or {}).get(name, 1.0) for name in self.objectives}
 
+    def start(self, federation: Federation, seed: int) -> State:
+        return super().start(federation, seed).model_copy(update={"phase": GRADIENTS})
+
     def plan(self, state: State, server: Server) -> Sequence[Job]:
         """Gradient jobs, or training jobs with lambda, for the same sampled clients."""
         jobs = server.train_jobs(state, lambda client: self.sent(state, client))
@@ -90,7 +93,7 @@ class FedCmoo(MultiObjectiveMethod):
                 round=job.round,
                 seed=derive(state.seed, "gradients", state.round, job.client),
                 adapter_name=job.adapter_name,
-                adapter=job.adapter,
+                adapters=job.adapters,
                 previous_job_key=job.previous_job_key,
             )
             for job in jobs
@@ -105,14 +108,18 @@ class FedCmoo(MultiObjectiveMethod):
             template |= {gradient_name(objective, name): tensor for name, tensor in adapter.items()}
         return template
 
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights | None:
+        """The sum of the clients' gradients; single updates after the training."""
+        if state.phase != GRADIENTS:
+            return super().sums(state, jobs, config)
+        return {GRADIENTS: state.shares(jobs)}
+
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """lambda after the gradients; the combination of the clients' adapters after the training."""
         if state.phase != GRADIENTS:
             ended = super().aggregate(state, updates, server)
             return ended.model_copy(update={"phase": GRADIENTS})
-        contributions = server.contributions(state)
-        mean = aggregation.weighted_average(zip(contributions.adapters(), contributions.weights, strict=True))
-        mean = server.process(state, mean, {}, GRADIENTS, contributions.names)
+        mean, _ = server.mean(state, GRADIENTS, {})
         objectives = list(self.objectives)
         preference = list(self.preferences().values())
         weights = mgda.solve(gram_matrix(mean, objectives), self.beta or 0.0, preference)

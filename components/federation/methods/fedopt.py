@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from components.config import FederationConfig
 from components.config.optimizer import Betas
 from components.federation import aggregation
-from components.federation.aggregators.weighted import AnyLinearAggregator, ParticipationMean
-from components.federation.method import Server, State
+from components.federation.aggregators import AnyMean, ParticipationMean
 from components.federation.pair_training import PairTraining
-from components.federation.protocol import Memory, Update
+from components.federation.protocol import Job, Memory, Update
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
 from components.models.store import Adapter
 
 if TYPE_CHECKING:
@@ -43,7 +45,6 @@ class FedOpt(PairTraining):
     """Options of FedOPT."""
 
     memory_type: ClassVar[type[Memory]] = OptimizerMemory
-    needs: ClassVar[Literal["sums", "updates"]] = "sums"
 
     server_optimizer: Literal["adam", "yogi", "adagrad"] = "adam"
     """How the server averages squared movements."""
@@ -53,29 +54,28 @@ class FedOpt(PairTraining):
     """b1 and b2; Reddi et al.: 0.9 and 0.99."""
     tau: float = Field(1e-3, gt=0)
     """Degree of adaptivity; Reddi et al.: 1e-3 for most tasks."""
-    aggregator: AnyLinearAggregator = Field(default_factory=ParticipationMean)
+    aggregator: AnyMean = Field(default_factory=ParticipationMean)
     """Weights w_m of the clients' movements."""
+
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights:
+        return {self.trained_model: self.aggregator.client_weights(state.shares(jobs), len(state.clients))}
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         adapter_name = self.trained_model
         before = server.store.get(state.adapters[adapter_name])
-        contributions = server.contributions(state)
-        weights = self.aggregator.client_weights(contributions)
-        total, weight_sum = aggregation.weighted_sum(zip(contributions.adapters(), weights, strict=True))
-        if server.postprocessors:
-            mean = {name: tensor / weight_sum for name, tensor in total.items()}
-            mean = server.process(state, mean, before, adapter_name, contributions.names)
-            total = {name: weight_sum * tensor for name, tensor in mean.items()}
-        origin = {name: weight_sum * tensor for name, tensor in before.items()}
-        movement = {name: total[name] - origin[name] for name in before}
+        mean, total = server.mean(state, adapter_name, before)
+        _, numbers = self.aggregator.finish(before, total)
+        scale = numbers["weight_sum"]
+        movement = {name: scale * (mean[name] - tensor) for name, tensor in before.items()}
         first, second = self._moments(state, movement, server)
         new = {
             name: tensor + self.server_lr * first[name] / (second[name].sqrt() + self.tau)
             for name, tensor in before.items()
         }
         memory = OptimizerMemory(first_moment=server.store.put(first), second_moment=server.store.put(second))
-        metrics = {"weight_sum": 1.0, "mean_movement": aggregation.distance(total, origin)}
-        metrics |= aggregation.step_metrics(new, before)
+        metrics = (
+            numbers | {"mean_movement": aggregation.norm(movement)} | aggregation.step_metrics(new, before)
+        )
         return state.end_round({adapter_name: server.store.put(new)}, metrics, memory)
 
     def _moments(self, state: State, movement: Adapter, server: Server) -> tuple[Adapter, Adapter]:

@@ -6,8 +6,8 @@
         sends its LoRA, and nothing else
     server: the mean of the LoRA, weighted by the clients' pairs (line 21)
 
-This file declares the options only. The server half is AveragingMethod.aggregate, and start, plan and
-outcome are those of Method (components/federation/method.py); at the client,
+This file declares the options only. The server half is that of AveragingMethod
+(components/federation/method.py); at the client,
 components/federation/clients/policy_trainer.py runs the two stages. The loss of both stages is eq. 8
 (components/learning/preference.py), and components/models/personalized.py has the modules. The ablations
 of table 3 are options: `bottleneck: null` (A1, without bottleneck) and `reward_head: null` (A2, without
@@ -19,8 +19,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from components.config import PdpoObjective, PersonalModules
-from components.config.modules import BottleneckConfig, RewardHeadConfig
-from components.federation.personalization import PersonalizedMethod, StageLength
+from components.config.modules import BottleneckConfig, RewardHeadConfig, StageLength
+from components.federation.local import Local
+from components.federation.personalization import PersonalizedMethod
 
 
 class FedPdpo(PersonalizedMethod):
@@ -36,14 +37,14 @@ class FedPdpo(PersonalizedMethod):
     personal: StageLength = Field(default_factory=StageLength)
     """The personal stage."""
 
-    @property
-    def personal_modules(self) -> PersonalModules:
-        return PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
-
-    @property
-    def personal_lr(self) -> float:
-        return self.personal.lr
-
-    @property
-    def personal_stage(self) -> StageLength:
-        return self.personal
+    def local(self) -> Local:
+        modules = PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
+        return Local(
+            self.objective,
+            lr=self.lr,
+            decays_rates=True,
+            own="modules",
+            personal=modules,
+            personal_lr=self.personal.lr,
+            stage=self.personal,
+        )

@@ -9,11 +9,15 @@ FedPDPO and FedRep have.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from components.config import PersonalModules
+from components.config.modules import PersonalRate
+from components.federation.local import Local
 from components.federation.pair_training import PairTraining
-from components.federation.personalization import PersonalizedMethod, PersonalRate
+from components.federation.personalization import PersonalizedMethod
 
 
 class FedPer(PersonalizedMethod, PairTraining):
@@ -24,10 +28,6 @@ class FedPer(PersonalizedMethod, PairTraining):
     personal: PersonalRate = Field(default_factory=PersonalRate)
     """Learning rate of the personal layers."""
 
-    @property
-    def personal_modules(self) -> PersonalModules:
-        return PersonalModules(head=True, shared_layers=self.shared_layers)
-
-    @property
-    def personal_lr(self) -> float:
-        return self.personal.lr
+    def local(self) -> Local:
+        modules = PersonalModules(head=True, shared_layers=self.shared_layers)
+        return replace(super().local(), own="modules", personal=modules, personal_lr=self.personal.lr)

@@ -8,11 +8,15 @@ untied copy of the language-model head. FedPDPO D.3.1 names learning rates of 1e
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pydantic import Field
 
 from components.config import PersonalModules
+from components.config.modules import StageLength
+from components.federation.local import Local
 from components.federation.pair_training import PairTraining
-from components.federation.personalization import PersonalizedMethod, StageLength
+from components.federation.personalization import PersonalizedMethod
 
 
 class FedRep(PersonalizedMethod, PairTraining):
@@ -21,14 +25,9 @@ class FedRep(PersonalizedMethod, PairTraining):
     personal: StageLength = Field(default_factory=StageLength)
     """The personal stage."""
 
-    @property
-    def personal_modules(self) -> PersonalModules:
-        return PersonalModules(head=True)
-
-    @property
-    def personal_lr(self) -> float:
-        return self.personal.lr
-
-    @property
-    def personal_stage(self) -> StageLength:
-        return self.personal
+    def local(self) -> Local:
+        modules = PersonalModules(head=True)
+        rate = self.personal.lr
+        return replace(
+            super().local(), own="modules", personal=modules, personal_lr=rate, stage=self.personal
+        )

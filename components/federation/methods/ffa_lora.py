@@ -14,44 +14,22 @@ the traffic is that of FedDPO.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
 from components.config import Recipe, RecipeError
-from components.federation.aggregators.aggregator import Aggregator, AnyAggregator, Contributions
-from components.federation.aggregators.exact import ExactMean
+from components.federation.aggregators import ExactMean
+from components.federation.local import Local
 from components.federation.pair_training import AveragedPairTraining
-from components.models.store import Adapter
-
-
-class FrozenFactorMean(Aggregator):
-    """Another aggregator's combination of the factors B, with the server's factors A.
-
-    The mean of equal factors A differs from them by rounding, and a weighted sum may scale them.
-    """
-
-    kind: Literal["frozen-factor"] = "frozen-factor"
-    factors_b: AnyAggregator
-    """Combines the factors B."""
-
-    @property
-    def rescales(self) -> bool:
-        return self.factors_b.rescales
-
-    def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
-        combined, metrics = self.factors_b.combine(server, contributions)
-        frozen = {name: tensor for name, tensor in server.items() if ".lora_A." in name}
-        return {**combined, **frozen}, metrics
 
 
 class FfaLora(AveragedPairTraining):
     """Options of FFA-LoRA; the aggregator combines the factors B."""
 
-    frozen_factors: ClassVar[tuple[Literal["A", "B"], ...]] = ("A",)
+    sums_protect_clients: ClassVar[bool] = True
 
-    @property
-    def combiner(self) -> Aggregator:
-        """The aggregator; only the factors B differ among clients."""
-        return FrozenFactorMean(factors_b=self.aggregator)
+    def local(self) -> Local:
+        return replace(super().local(), frozen=("A",))
 
     def check(self, recipe: Recipe) -> None:
         """Refuse the aggregator `exact` too, whose result has other factors A."""

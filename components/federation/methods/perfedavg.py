@@ -13,20 +13,17 @@ steps; the adaptation, which clients also take when they use the adapter, keeps 
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
 from components.config import DpoObjective, FederationConfig, PairPpoObjective, Recipe, RecipeError, one_of
-from components.federation.method import AveragingMethod
+from components.federation.local import Adaptation, Local
+from components.federation.method import AveragingMethod, Joining
 
 
 class PerFedAvg(AveragingMethod):
     """Options of Per-FedAvg."""
-
-    trainer: ClassVar[str] = "meta"
-    outcome_kind: ClassVar[str] = "personalized-clients"
-    decays_rates: ClassVar[bool] = True
 
     inner_lr: float = Field(0.01, gt=0)
     """Learning rate of the adaptation, by plain gradient descent; FedPDPO D.3.1: 0.01."""
@@ -41,8 +38,21 @@ class PerFedAvg(AveragingMethod):
     )
     """Local objective: dpo, or ppo with the recipe's one reward, without a critic."""
 
-    def learning_rate(self, config: FederationConfig) -> float:
-        return self.outer_lr
+    def local(self) -> Local:
+        return Local(
+            self.objective,
+            lr=self.outer_lr,
+            decays_rates=True,
+            own="modules",
+            adaptation=Adaptation(self.inner_steps, self.inner_lr),
+        )
+
+    def joining(self, config: FederationConfig, pairs: int) -> Joining:
+        """No step where the clients' models are made by the adaptation alone."""
+        if self.adapters_by_client:
+            return super().joining(config, pairs)
+        note = f"the adaptation of the server's adapter by its inner steps on at most {pairs} own pairs"
+        return Joining(config.rounds, 0, note)
 
     def check(self, recipe: Recipe) -> None:
         """Refuse a round without a complete meta-step too."""
@@ -50,7 +60,7 @@ class PerFedAvg(AveragingMethod):
         config = recipe.federation
         if isinstance(self.objective, PairPpoObjective) or config.local_epochs is not None:
             return
-        gradients = self.gradient_evaluations(config, 0)
+        gradients = self.local().gradient_evaluations(config, 0)
         if gradients < self.inner_steps + 1:
             raise RecipeError(
                 f"federation.options.inner_steps is {self.inner_steps}, but a round has {gradients} gradient"

@@ -20,24 +20,27 @@ client's gradients, which the formula stands for, so other optimizers are refuse
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from components.config import Recipe
+from components.config import FederationConfig, Recipe
 from components.federation import aggregation
-from components.federation.method import Server, State
+from components.federation.aggregators import shares_of
+from components.federation.local import Local
 from components.federation.pair_training import PairTraining, require_plain_sgd
 from components.federation.protocol import Job, Memory, Update
-from components.learning.local_step import LocalStep, LocalTensors
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
 
 if TYPE_CHECKING:
+    from components.learning.loop import Loss
+    from components.learning.wrapped_losses import LocalTraining
     from components.models.store import Adapter
 
 CONTROL = "control"
-"""Name of c among what a client is sent."""
-CONTROL_PREFIX = "control/"
-"""Beginning of the names of the tensors of c_m+ - c_m in an update."""
+"""Name of c among what a client is sent; its changes are `control/<tensor>` in an update."""
 
 
 class ControlMemory(Memory):
@@ -46,45 +49,16 @@ class ControlMemory(Memory):
     control: str | None = None  # hash of c in the store; None before the first round, where it is 0
 
 
-class ControlVariates(LocalStep):
-    """The client half: corrects each gradient, and computes the client's new control variate."""
+def _wrap(loss: Loss, local: LocalTraining) -> Loss:
+    from components.learning.wrapped_losses import ControlVariates
 
-    def __post_init__(self) -> None:
-        self._start = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
-        zeros = {name: start.new_zeros(start.shape, device="cpu") for name, start in self._start.items()}
-        self._server = self.attached.get(CONTROL, zeros)  # c
-        self._own = self.kept or zeros  # c_m
-        self._corrections = {
-            name: (self._server[name] - self._own[name]).to(start.device)
-            for name, start in self._start.items()
-        }
-        self._steps = 0  # K
-
-    def before_step(self) -> None:
-        """Replace each gradient g by g - c_m + c."""
-        self._steps += 1
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
-                parameter.grad += self._corrections[name]
-
-    def finish(self) -> LocalTensors:
-        """Send c_m+ - c_m, and keep c_m+."""
-        sent: Adapter = {}
-        kept: Adapter = {}
-        for name, parameter in self.parameters.items():
-            movement = (self._start[name] - parameter.detach()).cpu()
-            change = movement / (self._steps * self.lr) - self._server[name]
-            sent[f"{CONTROL_PREFIX}{name}"] = change
-            kept[name] = self._own[name] + change
-        return LocalTensors(sent, kept)
+    return ControlVariates(loss, local, CONTROL)
 
 
 class Scaffold(PairTraining):
     """Options of SCAFFOLD."""
 
     memory_type: ClassVar[type[Memory]] = ControlMemory
-    needs: ClassVar[Literal["sums", "updates"]] = "sums"
-    local_step: ClassVar[str] = "components.federation.methods.scaffold:ControlVariates"
 
     server_lr: float = Field(
         1.0, gt=0, description="Learning rate of the server (eta_g); Karimireddy et al. take 1."
@@ -93,6 +67,9 @@ class Scaffold(PairTraining):
         "uniform",
         description="Weights q_m of the clients: 1 / M (the paper's), or their shares of all training pairs.",
     )
+
+    def local(self) -> Local:
+        return replace(super().local(), wrap=_wrap)
 
     def check(self, recipe: Recipe) -> None:
         super().check(recipe)
@@ -107,19 +84,19 @@ class Scaffold(PairTraining):
 
     def update_template(self, state: State, adapter: Adapter) -> Adapter:
         """An adapter, and a control variate with a tensor for each of its tensors."""
-        return adapter | {f"{CONTROL_PREFIX}{name}": tensor for name, tensor in adapter.items()}
+        return adapter | {f"{CONTROL}/{name}": tensor for name, tensor in adapter.items()}
+
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights:
+        """One sum, of phi_m and of c_m+ - c_m."""
+        return {self.trained_model: shares_of(self.weights, state.shares(jobs), len(state.clients))}
 
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         """Steps of phi and c along the clients' mean movement and mean change."""
         adapter_name = self.trained_model
         before = server.store.get(state.adapters[adapter_name])
-        contributions = server.contributions(state)
-        shares = contributions.shares(self.weights)  # q_m
-        total, share = aggregation.weighted_sum(zip(contributions.adapters(), shares, strict=True))
-        mean = {name: tensor / share for name, tensor in total.items()}
-        mean = server.process(state, mean, before, adapter_name, contributions.names)
+        mean, total = server.mean(state, adapter_name, before)
         new = {name: tensor + self.server_lr * (mean[name] - tensor) for name, tensor in before.items()}
-        control = {name: share * mean[f"{CONTROL_PREFIX}{name}"] for name in before}
+        control = {name: total.weight * mean[f"{CONTROL}/{name}"] for name in before}
         if state.memory.control is not None:
             previous = server.store.get(state.memory.control)
             control = {name: previous[name] + change for name, change in control.items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -14,10 +15,16 @@ from pydantic import Field, model_validator
 
 from components.config import BackboneConfig, FrozenModel, NamedModel
 from components.environment import disable_transformers_progress_bars
-from components.models.backbone import BackboneError, choose_dtype, first_line, require_stored
+from components.models.backbone import (
+    BackboneError,
+    check_quantization,
+    choose_dtype,
+    first_line,
+    load_reported,
+    require_stored,
+)
 from components.models.chat_template import ChatTemplate
 from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
-from components.models.tf32 import tf32_products
 from components.models.tokens import sort_distinct, surrounding_ids
 
 log = logging.getLogger(__name__)
@@ -82,8 +89,7 @@ class ResponseFormat:
 def chat_format(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """A prompt and a response as turns of a tokenizer's chat template, with their fields; None without one.
 
-    Raises:
-        BackboneError: the template does not write both.
+    A template that does not write both is a BackboneError.
     """
     if not tokenizer.chat_template:
         return None
@@ -182,10 +188,15 @@ class ClassifierReward(NamedModel, ClassifierScoring):
         return [FrozenModel(name, backbone, self.batch_size, self.max_length)]
 
     def check_loading(self, key: str) -> None:
-        self.check_files()
+        self.check_files(key)
+        self.check_template()
 
-    def check_files(self) -> None:
-        """Refuse a configuration, which is small, that cannot be read or has fewer positions than texts."""
+    def check_files(self, key: str) -> None:
+        """Refuse a configuration, which is small, that cannot be read or is of no model that is read here.
+
+        Args:
+            key: of the reward, for messages.
+        """
         from transformers import AutoConfig
 
         try:
@@ -194,6 +205,7 @@ class ClassifierReward(NamedModel, ClassifierScoring):
             )
         except (OSError, ConnectionError, ValueError) as error:
             raise _unreadable(self, error) from None
+        check_quantization(f"{key}.name '{self.name}'", config.to_dict())
         positions = _absolute_positions(config, self.max_length)
         if positions is not None and self.max_length > positions:
             raise BackboneError(
@@ -201,27 +213,47 @@ class ClassifierReward(NamedModel, ClassifierScoring):
                 f" {self.max_length}: lower max_length."
             )
 
+    def check_template(self) -> None:
+        """Refuse a chat template that would be used and cannot be."""
+        if self.template is None:
+            chat_format(self.read_tokenizer())
+
+    def read_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The classifier's tokenizer, which truncates on the left."""
+        from transformers import AutoTokenizer
+
+        try:
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                self.location,
+                revision=self.revision or "main",
+                trust_remote_code=False,
+                truncation_side="left",
+            )
+        except (OSError, ConnectionError, ValueError) as error:
+            raise _unreadable(self, error) from None
+        return tokenizer
+
     def load_weights(self, **options: Any) -> PreTrainedModel:
         """The classifier in float32, refused where its files lack weights or it lacks the output.
 
         With device_map {"": "meta"} only the headers of the files are read.
         """
         import torch
-        from safetensors import SafetensorError
         from transformers import AutoModelForSequenceClassification
 
         disable_transformers_progress_bars()
         try:
-            model, loading = AutoModelForSequenceClassification.from_pretrained(
+            model, loading = load_reported(
+                AutoModelForSequenceClassification,
+                f"reward model '{self.name}'",
                 self.location,
                 revision=self.revision or "main",
                 dtype=torch.float32,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
                 **options,
             )
-        except (OSError, ConnectionError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        except BackboneError:
+            raise
+        except (OSError, ConnectionError, ValueError, ImportError) as error:
             raise _unreadable(self, error) from None
         missing = sorted(loading["missing_keys"])
         if missing:
@@ -283,20 +315,13 @@ class RewardModel:
     def __init__(self, config: ClassifierReward, device: str) -> None:
         """Load the classifier; its weights must be safetensors."""
         import torch
-        from transformers import AutoTokenizer
 
         from components.models.onednn import use_onednn
 
         disable_transformers_progress_bars()
         self.config = config
         self.device = device
-        revision = config.revision or "main"
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                config.location, revision=revision, trust_remote_code=False, truncation_side="left"
-            )
-        except (OSError, ConnectionError, ValueError) as error:
-            raise _unreadable(config, error) from None
+        self.tokenizer = config.read_tokenizer()
         model: Any = config.load_weights()
         require_stored(model, f"reward model '{config.name}'", config.location, config.revision)
         if self.tokenizer.pad_token_id is None:
@@ -377,3 +402,35 @@ def _unreadable(config: ClassifierReward, error: Exception) -> BackboneError:
         f" {first_line(error)} Give a folder with config.json and safetensors weights of a sequence"
         " classifier, or a hub id that this machine can reach."
     )
+
+
+_TF32_LOCK = threading.Lock()
+_tf32_users = 0  # threads that are inside
+_precision_before = "none"  # precision before the first of them
+
+
+@contextmanager
+def tf32_products() -> Iterator[None]:
+    """Let fp32 products of matrices use TF32 on CUDA until the last of the threads inside has left.
+
+    They round their factors to 10 bits of mantissa. torch has one setting for the process, so no other
+    thread may compute what must not use TF32. It is set by allow_tf32, which sets torch's earlier and present
+    setting alike: after fp32_precision alone, a library that reads the earlier one gets an error.
+    """
+    import torch
+
+    global _tf32_users, _precision_before
+    matmul = torch.backends.cuda.matmul
+    with _TF32_LOCK:
+        if _tf32_users == 0:
+            _precision_before = matmul.fp32_precision
+            matmul.allow_tf32 = True
+        _tf32_users += 1
+    try:
+        yield
+    finally:
+        with _TF32_LOCK:
+            _tf32_users -= 1
+            if _tf32_users == 0 and _precision_before != "tf32":
+                matmul.allow_tf32 = False
+                matmul.fp32_precision = _precision_before

@@ -10,26 +10,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from components.config import RecipeError, RewardConfig, UserError
-from components.config.evaluation import JudgeConfig
+from components.config import BackboneConfig, FrozenModel, Recipe, RecipeError, UserError
+from components.config.section import KindSection
 
 if TYPE_CHECKING:
-    from components.data.records import Pairs
-    from components.models.pair_reader import PairReader
+    from components.data.records import Pair
+    from components.evaluation.judges.judge import JudgeSection
 
 Scores = npt.NDArray[np.float64]
 # Scores, [N], of N responses to N prompts; larger is better.
 RewardFunction = Callable[[Sequence[str], Sequence[str]], Scores]
+PairScorer = Callable[[Sequence["Pair"]], Scores]
+"""Scores of the chosen and the rejected completion of N pairs, [N, 2]."""
 Progress = Callable[[int, float], None]  # called with (step, loss) during training; steps count from 1
-
-
-class RewardError(UserError, RuntimeError):
-    """A reward function that fails, or returns scores that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class RewardResources:
     cache: Path  # folder of trained judges and rewards, shared by runs
     seed: int  # trained weights are a function of it
     device: str
-    judge: JudgeConfig
+    judge: JudgeSection
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,32 @@ class PreparedReward:
     figures: dict[str, float] = field(default_factory=dict)  # e.g. its accuracy on held-out pairs
 
 
-class RewardSection(RewardConfig, ABC):
+class RewardSection(KindSection, ABC):
     """A reward that scores pairs."""
 
-    def pair_reader(self, key: str) -> PairReader | None:
-        """How its training reads the pairs of owners outside the federation; None if it has none."""
-        return None
+    compares_pairs: ClassVar[bool] = False  # only: it gives no score of a single response
+    uses_judge_pairs: ClassVar[bool] = False  # pairs of owners outside the federation
+    recipe_sections: ClassVar[tuple[str, ...]] = ("rewards",)  # those that determine its scores
+    artifact_version: ClassVar[int | None] = None  # of what is trained (components/versions.py), if it is
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the reward cannot serve, by a RecipeError with key, value and remedy."""
+
+    def required_backbones(self) -> list[BackboneConfig]:
+        """Backbones that the reward is trained from."""
+        return []
+
+    def frozen_models(self, name: str) -> list[FrozenModel]:
+        """The models that it loads to score, under a name."""
+        return []
+
+    def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
+        """Train the reward if its kind requires it and it is not in the cache."""
+        return PreparedReward()
 
     @abstractmethod
-    def score_pairs(
-        self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
-    ) -> tuple[Scores, dict[str, float]]:
-        """Scores of the chosen and rejected completion of N pairs [N, 2], and metrics of the reward."""
+    def load_pair_scorer(self, recipe: Recipe, device: str, folder: Path | None) -> PairScorer:
+        """Load what scores pairs, from the reward's folder if it is trained (see `PreparedReward`)."""
 
 
 class ResponseReward(RewardSection):
@@ -70,10 +82,6 @@ class ResponseReward(RewardSection):
 
     def check_loading(self, key: str) -> None:
         """Refuse early what would prevent the reward from being loaded, as far as it is cheap to see."""
-
-    def prepare(self, resources: RewardResources, progress: Progress | None = None) -> PreparedReward:
-        """Train the reward if its kind requires it and it is not in the cache."""
-        return PreparedReward()
 
     @abstractmethod
     def load(self, device: str, folder: Path | None) -> RewardFunction:
@@ -88,17 +96,18 @@ class ResponseReward(RewardSection):
     def description(self) -> str:
         """The reward in reports."""
 
-    def score_pairs(
-        self, rows: Pairs, resources: RewardResources, progress: Progress | None = None
-    ) -> tuple[Scores, dict[str, float]]:
-        prepared = self.prepare(resources, progress)
-        reward = self.load(resources.device, prepared.folder)
-        prompts = [row["prompt"] for row in rows]
-        columns = [reward(prompts, [row[side] for row in rows]) for side in ("chosen", "rejected")]
-        return np.stack(columns, axis=1), prepared.figures
+    def load_pair_scorer(self, recipe: Recipe, device: str, folder: Path | None) -> PairScorer:
+        reward = self.load(device, folder)
+
+        def score(rows: Sequence[Pair]) -> Scores:
+            prompts = [row.prompt for row in rows]
+            chosen = reward(prompts, [row.chosen for row in rows])
+            return np.stack([chosen, reward(prompts, [row.rejected for row in rows])], axis=1)
+
+        return score
 
 
-def response_reward(section: RewardConfig) -> ResponseReward:
+def response_reward(section: RewardSection) -> ResponseReward:
     """Require that a section scores single responses rather than pairs alone."""
     if not isinstance(section, ResponseReward):
         raise RecipeError(
@@ -116,11 +125,11 @@ def check_scores(
     except UserError:
         raise
     except Exception as error:  # a user's function may raise anything
-        raise RewardError(
+        raise UserError(
             f"{name} failed on {len(responses)} responses: {type(error).__name__}: {error}"
         ) from error
     if scores.shape != (len(responses),) or not np.isfinite(scores).all():
-        raise RewardError(
+        raise UserError(
             f"{name} returned scores of shape {scores.shape} for {len(responses)} responses, "
             f"{int((~np.isfinite(scores)).sum())} of them NaN or infinite: it must return one finite number "
             "for each response"

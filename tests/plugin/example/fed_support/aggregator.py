@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from components.federation.aggregators.aggregator import Aggregator, Contributions
-from components.federation.aggregators.weighted import ParticipationMean
+from components.federation.aggregators import Sum, SumAggregator
 
 if TYPE_CHECKING:
     from components.models.store import Adapter
 
 
-class ServerStep(Aggregator):
+class ServerStep(SumAggregator):
     """A step of the server towards the clients' weighted mean."""
 
     kind: Literal["server-step"] = Field("server-step", description="Name of the aggregator.")
     lr: float = Field(0.5, gt=0, le=1, description="Learning rate of the server.")
 
-    def combine(self, server: Adapter, contributions: Contributions) -> tuple[Adapter, dict[str, float]]:
+    def client_weights(self, shares: Mapping[str, float], clients: int) -> dict[str, float]:
+        """The clients' shares of all training pairs."""
+        return dict(shares)
+
+    def finish(self, server: Adapter, total: Sum) -> tuple[Adapter, dict[str, float]]:
         """The server's new adapter, and its metrics."""
-        mean, metrics = ParticipationMean().combine(server, contributions)
-        moved = {name: server[name] + self.lr * (mean[name] - server[name]) for name in server}
-        return moved, metrics
+        means = {name: tensor / total.weight for name, tensor in total.tensors.items()}
+        moved = {name: server[name] + self.lr * (means[name] - server[name]) for name in server}
+        return moved, {"weight_sum": 1.0}

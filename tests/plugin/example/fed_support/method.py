@@ -9,7 +9,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from components.config import DpoObjective
-from components.federation.aggregators.aggregator import AnyAggregator
+from components.federation.aggregators import AnyAggregator
+from components.federation.local import Local
 from components.federation.method import AveragingMethod
 from fed_support.aggregator import ServerStep
 
@@ -19,3 +20,6 @@ class FedDpoStep(AveragingMethod):
 
     objective: DpoObjective = Field(default_factory=DpoObjective, description="Local objective.")
     aggregator: AnyAggregator = Field(default_factory=ServerStep, description="The server's step.")
+
+    def local(self) -> Local:
+        return Local(self.objective)

@@ -7,15 +7,17 @@ phi_r+1 = phi_r + v_r+1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
 
-from components.config import DpoObjective
+from components.config import DpoObjective, FederationConfig
 from components.federation import aggregation
-from components.federation.aggregators.weighted import ParticipationMean
-from components.federation.method import Method, Server, State
-from components.federation.protocol import Memory, Update
+from components.federation.local import Local
+from components.federation.method import Method
+from components.federation.protocol import Job, Memory, Update
+from components.federation.server import Server, State
+from components.federation.step_answers import Weights
 
 
 class VelocityMemory(Memory):
@@ -28,21 +30,24 @@ class FedDpoMomentum(Method):
     """Options of FedDPO with momentum."""
 
     memory_type: ClassVar[type[Memory]] = VelocityMemory
-    needs: ClassVar[Literal["sums", "updates"]] = "sums"
 
     objective: DpoObjective = Field(default_factory=DpoObjective, description="Local objective.")
     beta: float = Field(0.9, ge=0, lt=1, description="Share of v that is kept in each round.")
 
+    def local(self) -> Local:
+        return Local(self.objective)
+
+    def sums(self, state: State, jobs: Sequence[Job], config: FederationConfig) -> Weights:
+        return {self.trained_model: state.shares(jobs)}
+
     def aggregate(self, state: State, updates: Sequence[Update], server: Server) -> State:
         before = server.store.get(state.adapters[self.trained_model])
-        contributions = server.contributions(state)
-        mean, metrics = ParticipationMean().combine(before, contributions)
-        mean = server.process(state, mean, before, self.trained_model, contributions.names)
+        mean, _ = server.mean(state, self.trained_model, before)
         velocity = {name: mean[name] - before[name] for name in before}
         if state.memory.velocity is not None:
             previous = server.store.get(state.memory.velocity)
             velocity = {name: self.beta * previous[name] + velocity[name] for name in before}
         new = {name: before[name] + velocity[name] for name in before}
-        metrics |= aggregation.step_metrics(new, before)
+        metrics = aggregation.step_metrics(new, before)
         memory = VelocityMemory(velocity=server.store.put(velocity))
         return state.end_round({self.trained_model: server.store.put(new)}, metrics, memory)

@@ -8,10 +8,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from components.config import DataConfig
-from components.data.holdout import hold_out
 from components.data.records import Pair, SourceData
 from components.data.sources.source import PairSource
-from components.data.splits import assign
+from components.data.splits import assign, hold_out
 from components.seeding import generator
 
 POLITE = "Sorry about that. We have looked into order {n} and will write to you today."

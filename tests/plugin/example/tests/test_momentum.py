@@ -1,7 +1,9 @@
 import torch
 
-from components.federation.method import Server
-from components.federation.protocol import Client, Federation, Update
+from components.federation.aggregators import Sum
+from components.federation.protocol import Client, Federation
+from components.federation.server import Server
+from components.federation.step_answers import StepAnswers
 from components.models.store import AdapterStore
 from components.recipes import load_recipe
 from fed_support.momentum import FedDpoMomentum
@@ -15,12 +17,10 @@ def test_a_part_of_the_last_step_is_added_to_the_next_one(tmp_path):
     method = FedDpoMomentum(beta=0.5)
     state = method.start(federation, seed=0)
     adapters = []
-    for trained in ({"a": 1.0, "b": 3.0}, {"a": 4.0, "b": 6.0}):
-        updates = []
-        for client, value in trained.items():
-            adapter = store.put({"w": torch.tensor([value])})
-            updates.append(Update(job=f"{client}-{state.round}", client=client, adapter=adapter, rows=4))
-        state = method.aggregate(state, updates, Server(config, store, updates))
+    for mean in (2.0, 5.0):
+        total = Sum({"w": torch.tensor([mean])}, weight=1.0, clients=("a", "b"), asked=2)
+        answers = StepAnswers(clients=total.clients, sums={"policy": total})
+        state = method.aggregate(state, (), Server(config, store, answers))
         adapters.append(store.get(state.adapters["policy"])["w"].item())
 
     # v_1 = 2 - 0 = 2, phi_1 = 2;  v_2 = 0.5 * 2 + (5 - 2) = 4, phi_2 = 6

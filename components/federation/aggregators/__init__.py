@@ -1,1 +1,0 @@
-"""Aggregators of the clients' adapters, one file per family, registered in AGGREGATORS."""

@@ -1,0 +1,1 @@
+"""Differential privacy: what is released, what it costs, and the noise of each mechanism."""
