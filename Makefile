@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-long lint lint-types lint-code lint-docs docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
+.PHONY: help install demo test test-fast test-long fix lint lint-types lint-code lint-docs docs golden up down mlflow-ui prefect-ui bench benchmark throughput clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,8 +39,15 @@ test: install  ## every behavior, in two processes; PYTEST_ARGS are passed to py
 test-fast: install  ## without whole runs, servers and processes of their own
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not pipeline' $(PYTEST_ARGS)
 
-test-long: install  ## the same behavior over every method, on Ray, under kills and many random inputs; an hour
-	@FED_RLHF_EXAMPLES=2000 $(BIN)/python -m pytest $(PARALLEL) -m long $(PYTEST_ARGS)
+test-long: install  ## the same behavior over every method, on Ray, under kills and many random inputs; hours, and continues
+	@$(BIN)/python -m tests.support.long_tier --run $(FILES)
+
+fix: install  ## write what `make lint` compares: formats, reference pages, tables of results; with LOSS_CURVES=1 the stored loss curves too
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/python docs/generate_reference.py
+	@$(BIN)/python -m docs.generate_results
+	@if [ -n "$(LOSS_CURVES)" ]; then $(BIN)/python -m tests.golden.test_loss_curves --update; fi
 
 lint: install  ## style, formatting, the direction of imports, types, and the documentation
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-types lint-code lint-docs

@@ -122,11 +122,12 @@ def stop_runs(restore_terminal: Callable[[], None], status: int, fault: str = ""
 
 def position(run: Run) -> str:
     """Where a run stands: 'after round 5 of 60' or 'in phase align'."""
+    if run.is_benchmark:
+        return "between two runs"
+    rounds = run.recipe().federation.rounds
     phase = run.phase()
-    done = run.committed_round() if phase == "federate" else None
-    if run.is_benchmark or done is None:
-        return "between two runs" if run.is_benchmark else f"in phase {phase}"
-    return f"after round {done} of {run.recipe().federation.rounds}"
+    done = run.committed_round() if phase == "federate" else None  # the last look, since rounds go on
+    return f"in phase {phase}" if done is None else f"after round {done} of {rounds}"
 
 
 def _close(runs: list[Run], has_server: bool) -> None:

@@ -1,7 +1,6 @@
 """Calls that run concurrently share the threads of CPU operations."""
 
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -34,20 +33,22 @@ def test_calls_have_an_even_share_of_the_threads_which_are_restored(threads):
 
 def test_calls_run_at_the_same_time_and_their_results_keep_their_order():
     meeting = threading.Barrier(3)
-    calls = [lambda n=n: (meeting.wait(10), n)[1] for n in range(3)]
+    calls = [lambda n=n: (meeting.wait(60), n)[1] for n in range(3)]
     assert run_concurrently(calls) == [0, 1, 2]
 
 
 def test_only_so_many_calls_run_at_the_same_time(threads):
     running, most = 0, []
-    lock = threading.Lock()
+    lock, two = threading.Lock(), threading.Event()
 
     def call(n):
         nonlocal running
         with lock:
             running += 1
             most.append(running)
-        time.sleep(0.02)
+            if running == 2:
+                two.set()
+        two.wait(60)
         with lock:
             running -= 1
         return n, torch.get_num_threads()

@@ -120,7 +120,7 @@ def test_a_stage_depends_on_all_code_that_it_runs(graph, stage):
     assert any(module.startswith("tasks.") for module in entries)
     dependencies = stages()[stage]["deps"]
     missing = [module for module in reachable(graph, entries) if not covered(module, dependencies)]
-    assert sorted(missing) == []
+    assert sorted(missing) == [], f"add their files or folders to `deps` of the stage '{stage}' in dvc.yaml"
 
 
 def test_the_registries_are_part_of_the_derivation(graph):

@@ -1,46 +1,21 @@
-"""No behavior has its only test in the long tier, which `make test` and a contributor leave out."""
+"""The long tests, which `make test` leaves out: their files, and the program that runs them."""
 
-import ast
 import re
-from functools import cache
+from dataclasses import replace
 
 import pytest
 
 from components.paths import PACKAGE as ROOT
-from tests.support.long_tier import concerned, long_files
+from tests.support import long_tier
+from tests.support.long_tier import Line, concerned, long_files, read_lines, write_lines
 
 TESTS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
-
-
-@cache
-def marked_long(file):
-    """For each test of a file, and for the module: whether all, some or no cases are long, or skipped."""
-    marks = {}
-    for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-            some = any("pytest.mark.long" in text or "with_examples(" in text for text in decorators)
-            skipped = any("skip" in text or text.startswith("needs_") for text in decorators)
-            marks[node.name] = "all" if "pytest.mark.long" in decorators else "some" if some else "none"
-            marks[node.name] = "skipped" if skipped else marks[node.name]
-        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
-            marks["module"] = "all" if "pytest.mark.long" in ast.unparse(node.value) else "none"
-    return marks
 
 
 def test_the_files_with_long_tests_are_those_of_the_list():
     marks = re.compile(r"pytest\.mark\.long|with_examples\(|^pytestmark = TIER$", re.MULTILINE)
     files = {file for file in TESTS if marks.search((ROOT / file).read_text(encoding="utf-8"))}
-    assert files - {"tests/architecture/test_tiers.py"} == set(long_files())
-
-
-@pytest.mark.parametrize("file", long_files())
-def test_an_example_of_each_kind_of_long_tests_stays_in_make_test(file):
-    for test in long_files()[file]["stays"]:
-        path, _, name = test.partition("::")
-        if name:
-            assert marked_long(path)[name] in ("some", "none"), test
-        assert marked_long(path).get("module") != "all", test
+    assert files - {"tests/architecture/test_tiers.py"} == set(long_files()), "edit tests/long.yaml"
 
 
 def test_a_change_concerns_the_long_tests_of_what_it_touches():
@@ -53,5 +28,32 @@ def test_a_change_concerns_the_long_tests_of_what_it_touches():
 
 @pytest.mark.parametrize("file", long_files())
 def test_the_sources_of_a_long_file_exist(file):
-    for pattern in long_files()[file]["touched"]:
-        assert list(ROOT.glob(pattern)), pattern
+    for pattern in long_files()[file]:
+        assert list(ROOT.glob(pattern)), f"{pattern}: edit tests/long.yaml"
+
+
+LINE = Line("tests/a.py", 3, 0, 1, 12, 7, "abc", "2026-01-02", "2 cores, a processor")
+
+
+def test_the_program_runs_the_longest_first_and_leaves_out_what_has_passed_at_the_commit(
+    tmp_path, monkeypatch
+):
+    ran = []
+
+    def run_file(file, seed, commit):
+        ran.append(file)
+        return replace(LINE, file=file, seed=seed, commit=commit, failed=int(file == "tests/b.py"))
+
+    known = [
+        replace(LINE, file=f"tests/{name}.py", seconds=seconds) for name, seconds in [("a", 5), ("b", 9)]
+    ]
+    monkeypatch.setattr(long_tier, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(long_tier, "run_file", run_file)
+    monkeypatch.setattr(long_tier, "git", lambda *_: "def")
+    monkeypatch.setattr(long_tier, "long_files", lambda: {f"tests/{name}.py": [] for name in "abc"})
+    write_lines({line.file: line for line in known})
+    assert not long_tier.run(list(long_tier.long_files()), seed=4)
+    assert ran == ["tests/c.py", "tests/b.py", "tests/a.py"]
+    assert read_lines()["tests/a.py"] == replace(LINE, seed=4, commit="def")
+    long_tier.run(list(long_tier.long_files()), seed=5)
+    assert ran[3:] == ["tests/b.py"]

@@ -39,7 +39,7 @@ def test_a_notebook_calls_the_flow_without_a_server_and_gets_the_folder_of_the_r
 
 
 LOST_SERVER = """
-import time
+import sys, time
 from flows import stopping
 from flows.api import pipeline_flow
 stopping.LOST_SECONDS, stopping.POLL_SECONDS = 1.0, 0.2
@@ -49,7 +49,7 @@ def waiting(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
 
-print(waiting.fn(2.0))
+print(waiting.fn(float(sys.argv[1])))
 """
 
 
@@ -60,7 +60,7 @@ def test_a_deployments_run_ends_with_a_sentence_when_its_server_does_not_answer(
     environment = environment_without("PREFECT_") | {"PREFECT_API_URL": url}
     if deployment:
         environment["PREFECT__RUNTIME__DEPLOYMENT__ID"] = deployment
-    command = [sys.executable, "-c", LOST_SERVER]
+    command = [sys.executable, "-c", LOST_SERVER, "300" if is_stopped else "2"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == is_stopped, done.stderr
     assert (

@@ -8,7 +8,7 @@ import pty
 import re
 import sys
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -45,7 +45,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr("flows.terminal.time", SimpleNamespace(monotonic=clock))
     return clock
 
 

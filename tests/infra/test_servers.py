@@ -20,7 +20,7 @@ from components.environment import PRIVATE_PREFECT
 from infra import processes, servers
 from infra.processes import ProcessRecord, ServerError
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 WORKER = "prefect-worker"
 
 
@@ -55,7 +55,7 @@ def is_running(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def eventually(condition, seconds=10):
+def eventually(condition, seconds=60):
     """Whether a condition becomes true within some seconds."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
@@ -71,7 +71,7 @@ def wait_for_pid(path):
 
 def writes_its_pid(path):
     """A command that writes its process id to a file, and sleeps."""
-    code = f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    code = f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     return [sys.executable, "-c", code]
 
 
@@ -105,7 +105,7 @@ def test_down_ends_a_started_process_and_its_child_in_another_session(state, sle
     code = (
         "import subprocess, time;"
         f" child = subprocess.Popen({command!r}, start_new_session=True);"
-        " time.sleep(60)"
+        " time.sleep(600)"
     )
     processes.start(WORKER, [sys.executable, "-c", code], dict(os.environ))
     child = wait_for_pid(ready)
@@ -221,12 +221,20 @@ def test_a_configured_api_that_does_not_answer_is_an_error_and_not_replaced():
     "background", [False, True], ids=["foreground", "in a shell's background, where SIGINT is ignored"]
 )
 def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path, background):
-    ready = tmp_path / "pid"
-    guard = [sys.executable, "-c", servers.GUARD, *writes_its_pid(ready)]
+    ready, interrupted = tmp_path / "pid", tmp_path / "interrupted"
+    server = [
+        "import os, pathlib, time",
+        f"pathlib.Path({str(ready)!r}).write_text(str(os.getpid()))",
+        "try:",
+        "    time.sleep(600)",
+        "except KeyboardInterrupt:",  # the guard kills a server that does not end
+        f"    pathlib.Path({str(interrupted)!r}).touch()",
+    ]
+    guard = [sys.executable, "-c", servers.GUARD, sys.executable, "-c", "\n".join(server)]
     lines = [
         "import signal, subprocess, time",
         f"subprocess.Popen({guard!r}, stdin=subprocess.PIPE, start_new_session=True)",
-        "time.sleep(60)",
+        "time.sleep(600)",
     ]
     if background:
         lines.insert(1, "signal.signal(signal.SIGINT, signal.SIG_IGN)")
@@ -235,7 +243,8 @@ def test_the_server_of_a_run_ends_when_the_run_is_killed(tmp_path, background):
     assert is_running(pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert eventually(lambda: not is_running(pid), 5)  # before the guard would kill it
+    assert eventually(lambda: not is_running(pid))
+    assert interrupted.is_file()
 
 
 @pytest.fixture

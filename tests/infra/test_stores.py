@@ -149,9 +149,9 @@ def test_a_folder_that_may_not_be_searched_is_refused_in_a_sentence(home):
     home.chmod(0o777)
     user = os.fork()
     if user == 0:  # another user, in a process of its own
-        os.setuid(65534)
-        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{home}/closed/mlflow.db"
         try:
+            os.setuid(65534)
+            os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{home}/closed/mlflow.db"
             stores.check_writable(home / ".prefect")
         except ServerError as error:
             os._exit(0 if "cannot be written by the user with id 65534" in str(error) else 1)

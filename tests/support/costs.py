@@ -1,33 +1,27 @@
-"""A pytest plug-in: processor seconds of each test file, compared with those of tests/costs.json.
+"""A pytest plug-in: processor seconds of each test file.
 
-`--costs=check` notes which file needs 30 seconds more than recorded, and whether all files need half as much
-again: give expensive tests the mark `long`, or record the costs anew by `make test
-PYTEST_ARGS=--costs=record`. No note fails a session, since the same file needs up to twice as much beside
-others. What is expected grows by the median ratio of measured to recorded seconds. Counted are the processes
-of tests and those that they wait for, not the session's Prefect server.
+The files that tests/costs.json has as the most expensive ones start first, so that no process runs one alone
+at the end. `--costs=print` prints the seconds of a run, `make test PYTEST_ARGS=--costs=record` stores them.
+Counted are the processes of tests and those that they wait for, not the session's Prefect server. The same
+file needs up to twice as much beside others: no cost fails a session.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests" / "costs.json"
-ALLOWED_GROWTH = 30.0
-"""Processor seconds."""
-ALLOWED_TOTAL = 1.5
-"""Of the recorded sum."""
+PRINTED = 8.0
+"""Processor seconds from which a file is printed."""
 MEASURED: Counter[str] = Counter()
 """Processor seconds by file, in this process or, of a controller of xdist, in all of its workers."""
-NOTES: list[str] = []
-"""What the check has found."""
 
 
 def processor_seconds() -> float:
@@ -41,38 +35,13 @@ def recorded_costs() -> dict[str, float]:
     return costs
 
 
-def grown_files(measured: Mapping[str, float], recorded: Mapping[str, float]) -> list[str]:
-    """A sentence for each file that has become too expensive, and for the sum.
-
-    Args:
-        measured, recorded: processor seconds by file.
-    """
-    if not measured:
-        return ["no test file was measured: --costs checks a run of the tests"]
-    ratios = [seconds / recorded[name] for name, seconds in measured.items() if name in recorded]
-    scale = max(1.0, statistics.median(ratios)) if ratios else 1.0
-    files = {name: scale * cost for name, cost in recorded.items()}
-    advice = "mark expensive tests `long`, or record the costs again with --costs=record"
-    lines = []
-    for name, seconds in sorted(measured.items()):
-        if seconds > files.get(name, 0.0) + scale * ALLOWED_GROWTH:
-            known = f"{files[name]:.0f} are expected" if name in files else "it is new or has another name"
-            lines.append(f"{name} needs {seconds:.0f} processor seconds, and {known}: {advice}.")
-    total, expected = sum(measured.values()), sum(files.get(name, 0.0) for name in measured)
-    if total > ALLOWED_TOTAL * expected + scale * ALLOWED_GROWTH:
-        lines.append(
-            f"all files need {total:.0f} processor seconds, and {expected:.0f} are expected: {advice}."
-        )
-    return lines
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
-    parser.addoption("--costs", choices=["check", "record"], help="compare with or record tests/costs.json")
+    parser.addoption("--costs", choices=["print", "record"], help="processor seconds of test files")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the most expensive files first, so that no process runs one alone at the end."""
+    """Start the most expensive files first."""
     costs = recorded_costs()
     items.sort(key=lambda item: -costs.get(item.nodeid.partition("::")[0], 0))
 
@@ -94,7 +63,7 @@ def pytest_testnodedown(node: object) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the costs to the controller, or check or record them."""
+    """Send the costs to the controller, or record them."""
     config = session.config
     if hasattr(config, "workeroutput"):
         config.workeroutput["costs"] = dict(MEASURED)
@@ -103,13 +72,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         costs = kept | {name: round(seconds) for name, seconds in MEASURED.items()}
         costs = {name: seconds for name, seconds in sorted(costs.items()) if seconds >= 1}
         RECORDED.write_text(json.dumps(costs, indent=0) + "\n", encoding="utf-8")
-    elif config.option.costs == "check":
-        NOTES.extend(grown_files(MEASURED, recorded_costs()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the files that have become too expensive, and the sum."""
+    """Print the sum and the most expensive files."""
     if config.option.costs:
         terminalreporter.write_line(f"processor seconds: {MEASURED.total():.0f}")
-        for line in NOTES:
-            terminalreporter.write_line(f"note: {line}")
+        for name, seconds in MEASURED.most_common():
+            if seconds >= PRINTED:
+                terminalreporter.write_line(f"{seconds:6.0f} {name}")

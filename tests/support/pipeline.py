@@ -251,7 +251,7 @@ class Workplace:
             is_reached: whether the run has reached the place of the signal.
             arguments: of the command, see start.
             wait: seconds from that place to the signal.
-            number: the signal; the process must end within 10 s of it.
+            number: the signal; the process must end within a minute of it.
         """
         process = self.start(*arguments)
         output: list[str] = []
@@ -267,7 +267,7 @@ class Workplace:
                 time.sleep(0.01)
             time.sleep(wait)
             process.send_signal(number)
-            process.wait(10)
+            process.wait(60)
         finally:
             process.kill()
             process.wait()

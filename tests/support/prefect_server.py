@@ -43,7 +43,7 @@ def shared_server(folder: Path) -> Iterator[str]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        users, url = join_server(folder) or start_server(folder)
+        users, url = join_server(folder) or start_server(folder, attempts=3)
     try:
         yield url
     finally:
@@ -67,8 +67,12 @@ def join_server(folder: Path) -> tuple[int, str] | None:
     return None
 
 
-def start_server(folder: Path) -> tuple[int, str]:
-    """Start a server; the same pair as join_server gives."""
+def start_server(folder: Path, attempts: int) -> tuple[int, str]:
+    """Start a server; the same pair as join_server gives.
+
+    Args:
+        attempts: another program may take the port first, and a slow start would fail all tests of a process.
+    """
     path = folder / f"users-{uuid.uuid4().hex}"
     path.touch()
     users = os.open(path, os.O_RDONLY)
@@ -92,7 +96,9 @@ def start_server(folder: Path) -> tuple[int, str]:
         wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of the tests", log)
     except ServerError:
         os.close(users)
-        raise
+        if attempts == 1:
+            raise
+        return start_server(folder, attempts - 1)
     (folder / "server.json").write_text(json.dumps({"url": url, "users": str(path), "guard": guard.pid}))
     return users, url
 

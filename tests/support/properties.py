@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
+from hypothesis.internal.conjecture import providers
 
 from components.config import UserError
 from components.config.name_checks import is_hidden
@@ -21,10 +22,12 @@ T = TypeVar("T")
 LIMIT = 20
 """Seconds of the processor that an input may take."""
 EXAMPLES = int(os.environ.get("FED_RLHF_EXAMPLES", "0"))
-"""Inputs that the long tier tries of each property; without it, the same few are tried each time.
+"""Inputs that the long tier tries of each property, drawn from the seed of `--hypothesis-seed`.
 
-They are others each time, unless FED_RLHF_SAME_INPUTS is set, as in CI, where a change alone should fail.
+Without it, the same few are tried each time.
 """
+# Constants of the modules that are loaded, which a test before may have imported, would be among the inputs.
+providers._get_local_constants = lambda: providers._local_constants
 TIER = [pytest.mark.long] if EXAMPLES else []
 """The marks of a module of properties."""
 REFERENCE = Path(__file__).resolve().parent.parent.parent / "docs" / "reference" / "recipe"
@@ -35,7 +38,7 @@ NO_SENTENCE = re.compile(r"Traceback|pydantic|<class |object at 0x|For further i
 PROPERTY = settings(
     max_examples=EXAMPLES or 40,
     deadline=None,
-    derandomize=not EXAMPLES or "FED_RLHF_SAME_INPUTS" in os.environ,
+    derandomize=not EXAMPLES,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )

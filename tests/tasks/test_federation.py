@@ -4,7 +4,6 @@ import logging
 import pickle
 import shutil
 import threading
-import time
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -321,6 +320,7 @@ class Lending:
     held: Counter = field(default_factory=Counter)
     largest_total: int = 0
     largest_per_device: int = 0
+    all_lent: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def hold(self, device):
@@ -328,6 +328,8 @@ class Lending:
             self.held[device] += 1
             self.largest_total = max(self.largest_total, self.held.total())
             self.largest_per_device = max(self.largest_per_device, self.held[device])
+            if self.held.total() == 3:
+                self.all_lent.set()
         yield
         with self.lock:
             self.held[device] -= 1
@@ -341,13 +343,13 @@ def test_a_device_is_lent_to_one_task_at_a_time_and_all_devices_are_used(debug):
     def borrow_often():
         for _ in range(5):
             with pool.borrow(recipe.runtime) as device, lending.hold(device):
-                time.sleep(0.002)
+                lending.all_lent.wait(60)
 
     threads = [threading.Thread(target=borrow_often) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert lending.largest_per_device == 1
     assert lending.largest_total == 3
     assert set(lending.held) == {"one", "two", "three"}
