@@ -325,7 +325,7 @@ def clone(tmp_path):
 
 
 def test_continuous_integration_runs_the_linter_and_all_tests_but_the_long_ones(clone):
-    lint, test = "make lint", "make test PYTEST_ARGS=-rfE --durations=10 --costs=print"
+    lint, test = "make lint", "make test PYTEST_ARGS=-rfE --durations=400 --durations-min=0.7 --costs=print"
     assert clone("run") == (0, [lint, test])
     assert clone("run", FAILS="make lint") == (1, [lint])
     assert clone("run", FAILS="make test") == (1, [lint, test])
