@@ -39,7 +39,7 @@ if "FED_RLHF_BACKBONES" not in os.environ and not _writable(ROOT / "data" / "bac
     os.environ["FED_RLHF_BACKBONES"] = tempfile.mkdtemp(prefix="fed-rlhf-backbones-")
 
 
-pytest_plugins = ["tests.support.costs", "tests.support.network"]
+pytest_plugins = ["tests.support.costs", "tests.support.network", "tests.support.unstable"]
 PIPELINE = frozenset({"prefect_session", "prepared", "migrated_store"})
 """A Prefect server, the data of federations, and a tracking store."""
 

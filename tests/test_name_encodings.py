@@ -17,6 +17,7 @@ from components.names import (
     short_labels,
 )
 from tests.support.odd_names import ODD_NAMES, SHARED_START
+from tests.support.properties import PROPERTY
 
 NAMES = (
     *ODD_NAMES,
@@ -56,6 +57,7 @@ def test_different_names_stay_different_after_an_encoding_and_when_it_is_repeate
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
+@PROPERTY
 @given(one=ODD_TEXTS, other=ODD_TEXTS)
 def test_any_two_names_stay_different(encoding, one, other):
     assert (encoding(one) == encoding(other)) == (one == other)

@@ -7,7 +7,7 @@ import pytest
 
 from components.paths import PACKAGE as ROOT
 from tests.support import long_tier
-from tests.support.long_tier import Line, concerned, long_files, read_lines, write_lines
+from tests.support.long_tier import Line, concerned, long_files, read_lines, waiting_files, write_lines
 
 TESTS = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
 
@@ -44,16 +44,16 @@ def test_the_program_runs_the_longest_first_and_leaves_out_what_has_passed_at_th
         ran.append(file)
         return replace(LINE, file=file, seed=seed, commit=commit, failed=int(file == "tests/b.py"))
 
-    known = [
-        replace(LINE, file=f"tests/{name}.py", seconds=seconds) for name, seconds in [("a", 5), ("b", 9)]
-    ]
+    files = [f"tests/{name}.py" for name in "abc"]
+    known = [replace(LINE, file=name, seconds=seconds) for name, seconds in zip(files, (5, 9), strict=False)]
     monkeypatch.setattr(long_tier, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(long_tier, "run_file", run_file)
-    monkeypatch.setattr(long_tier, "git", lambda *_: "def")
-    monkeypatch.setattr(long_tier, "long_files", lambda: {f"tests/{name}.py": [] for name in "abc"})
+    monkeypatch.setattr(long_tier, "long_files", lambda: {name: [] for name in files})
     write_lines({line.file: line for line in known})
-    assert not long_tier.run(list(long_tier.long_files()), seed=4)
+    assert waiting_files("def") == files
+    assert not long_tier.run(files, 4, "def")
     assert ran == ["tests/c.py", "tests/b.py", "tests/a.py"]
     assert read_lines()["tests/a.py"] == replace(LINE, seed=4, commit="def")
-    long_tier.run(list(long_tier.long_files()), seed=5)
-    assert ran[3:] == ["tests/b.py"]
+    assert waiting_files("def") == ["tests/b.py"]
+    assert long_tier.run(["tests/a.py"], 5, "def+")
+    assert "tests/a.py" in waiting_files("def+")

@@ -14,6 +14,7 @@ WHOLE_RUNS = "rounds or pipeline or processes_of_ray or names_ray or benchmark o
 """Cases that run methods or the pipeline, or start Ray."""
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.pipeline,
     pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has the hooks of CUDA"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="the hooks are compiled by g++"),
@@ -30,7 +31,6 @@ def test_models_and_the_rounds_of_a_method_run_on_two_claimed_devices():
     assert_pass(f"not ({WHOLE_RUNS}) or rounds and fedbis-paper", 18)
 
 
-@pytest.mark.long
 def test_all_methods_and_pipelines_run_on_two_claimed_devices():
     """Of the methods on Ray two, which share a selector and have private modules."""
     on_ray = "processes_of_ray and (fedbis-paper or fedpdpo)"

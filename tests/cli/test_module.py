@@ -46,6 +46,7 @@ def test_wrong_arguments_are_refused_with_a_sentence(call, arguments, message):
     assert re.search(message, errors)
 
 
+@pytest.mark.long
 def test_the_module_runs_a_recipe_and_checks_the_run_by_its_id(call, new_workplace, monkeypatch, tmp_path):
     place = new_workplace("module")
     arguments = ["--recipe", "debug", "federation.rounds=1", "evaluation.judge.steps=1"]

@@ -247,6 +247,7 @@ def test_the_real_pubmedqa_answers_are_the_published_ones(samples):
     assert {article: mine[article] for article in published} == published
 
 
+@pytest.mark.long
 def test_each_embedded_conversation_is_a_question_with_the_actual_reply_among_four():
     made, dropped = load_questions("chitchat")
     replies = {}

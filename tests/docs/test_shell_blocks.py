@@ -16,7 +16,6 @@ import pytest
 from components.data.prepare import prepare
 from components.recipes import load_recipe
 from tests.support.command_line import fed_rlhf
-from tests.support.long_tier import with_examples
 from tests.support.tutorials import write_titled_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +43,6 @@ NOT_RUN = {
 }
 """Beginnings of commands, and why they are not run here."""
 FIRST_RUN = "fed-rlhf run debug"
-OWN_DATA = "fed-rlhf run tickets.yaml"
 
 
 class Command(NamedTuple):
@@ -87,7 +85,9 @@ def reason(command):
 RUN = [command for command in shell_commands() if reason(command) is None]
 SPLIT = [command for command in RUN if command.only_splits]
 TRAINED = [command.line for command in RUN if " run " in command.line and command not in SPLIT]
-QUICK = [command for command in RUN if " run " not in command.line]
+NAME_OF_A_RUN = r"\bRUN\b|summarization-demo-[\w-]+$"
+OF_A_RUN = [command for command in RUN if re.search(NAME_OF_A_RUN, command.line)]
+QUICK = [command for command in RUN if " run " not in command.line and command not in OF_A_RUN]
 
 
 def named(commands):
@@ -134,6 +134,7 @@ def test_each_reason_belongs_to_a_command():
     assert [start for start in NOT_RUN if not any(line.startswith(start) for line in lines)] == []
 
 
+@pytest.mark.long
 def test_the_first_run_ends_with_its_table(finished):
     assert FIRST_RUN in TRAINED
     assert "Adapters\n" in finished[0]
@@ -144,9 +145,8 @@ def test_a_command_that_trains_is_accepted(line, place):
     assert "the recipe is valid" in call(place, line.replace(" run ", " check ", 1))
 
 
-@pytest.mark.parametrize(
-    "line", with_examples([line for line in TRAINED if line != FIRST_RUN], examples=[OWN_DATA])
-)
+@pytest.mark.long
+@pytest.mark.parametrize("line", [line for line in TRAINED if line != FIRST_RUN])
 def test_a_command_that_trains_ends_with_its_table(line, place):
     assert "Adapters\n" in call(place, line)
 
@@ -165,10 +165,17 @@ def test_the_tutorial_says_how_many_pairs_each_partition_has():
     assert kinds == ["natural", "iid", "dirichlet", "margin", "column"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("command", OF_A_RUN, ids=named(OF_A_RUN))
+def test_a_quick_command_on_a_run_succeeds(command, place, finished, tmp_path):
+    line = re.sub(NAME_OF_A_RUN, finished[1], command.line)
+    call(place, line.replace("FOLDER", str(tmp_path / "exported")))
+
+
 @pytest.mark.parametrize("command", QUICK, ids=named(QUICK))
-def test_a_quick_command_succeeds(command, place, finished, tmp_path):
-    line = re.sub(r"\bRUN\b|summarization-demo-[\w-]+$", finished[1], command.line)
+def test_a_quick_command_succeeds(command, place):
+    line = command.line
     if line.startswith("python "):
         assert subprocess.run([sys.executable, *shlex.split(line)[1:]]).returncode == 0
     else:
-        call(place, line.replace("FOLDER", str(tmp_path / "exported")))
+        call(place, line)

@@ -655,6 +655,7 @@ def test_the_number_of_concurrent_requests_is_that_of_the_recipe(server, remote)
         if server.active == 3:
             three.set()
         three.wait(60)
+        time.sleep(0.02)  # a fourth would come now
         return 200, decision("Tie"), {}
 
     server.answer = answer
@@ -711,7 +712,7 @@ def test_a_failure_does_not_wait_for_the_retries_of_other_requests(server, remot
     start = time.perf_counter()
     with pytest.raises(UserError):
         remote(backoff=200.0, concurrency=2).compare(COMPARISONS[1:3])
-    assert time.perf_counter() - start < 150
+    assert time.perf_counter() - start < 100
 
 
 def test_pauses_double_and_follow_a_retry_after_header_up_to_a_minute(server, remote, monkeypatch):

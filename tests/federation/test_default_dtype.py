@@ -27,8 +27,8 @@ def default_dtype(dtype):
         torch.set_default_dtype(before)
 
 
-EXAMPLES = ("fedbis", "feddpo", "feddpo-ppo", "fedpdpo", "firm-weights")
-"""A selector, a policy, PPO, private modules, and a trained reward: each loads a model in its own way.
+EXAMPLES = ("fedbis", "feddpo")
+"""A selector, and a policy: each loads a model in its own way.
 
 The variant fedbis-groups is left out: the prepared data have no groups.
 """

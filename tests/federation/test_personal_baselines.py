@@ -291,7 +291,7 @@ WITH_CRITIC = dict.fromkeys(("feddpo", "ffa_lora", "fedamp", "fedcda", "fedopt")
 WITH_CRITIC["fedrep"] = f"{{{BY_CRITIC}, personal: {{lr: 1e-2}}}}"
 
 
-@pytest.mark.parametrize("method", with_examples(WITH_CRITIC, examples=["fedcda", "fedrep"]))
+@pytest.mark.parametrize("method", with_examples(WITH_CRITIC, examples=["fedrep"]))
 def test_a_critic_stays_in_the_clients_private_store_from_round_to_round(method, prepared, tmp_path):
     options = WITH_CRITIC[method]
     loop = train_by_ppo(method, prepared, tmp_path, options, "federation.rounds=2")

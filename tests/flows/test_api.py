@@ -53,6 +53,7 @@ print(waiting.fn(float(sys.argv[1])))
 """
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 @pytest.mark.parametrize(("deployment", "is_stopped"), [("a-deployment", True), ("", False)])
 def test_a_deployments_run_ends_with_a_sentence_when_its_server_does_not_answer(deployment, is_stopped):

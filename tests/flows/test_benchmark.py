@@ -80,6 +80,7 @@ def finished(new_workplace):
     return FinishedBenchmark(place, Path(report).parent, output)
 
 
+@pytest.mark.long
 def test_the_policies_of_a_benchmark_are_registered_only_where_it_names_a_model(finished):
     client = MlflowClient(finished.place.tracking)
     assert [model.name for model in client.search_registered_models()] == ["of-one-arm"]
@@ -90,6 +91,7 @@ def test_the_policies_of_a_benchmark_are_registered_only_where_it_names_a_model(
 # --- published lines
 
 
+@pytest.mark.long
 def test_published_lines_have_all_that_claims_and_tables_are_functions_of(finished, tmp_path):
     from tasks.benchmark_report import read_results as read_folder
 
@@ -115,6 +117,7 @@ def test_published_lines_have_all_that_claims_and_tables_are_functions_of(finish
             assert contest.win_rate() == expected.win_rate()
 
 
+@pytest.mark.long
 def test_a_finished_benchmark_costs_nothing_and_says_what_its_seeds_decide(finished):
     benchmark = read_benchmark(str(finished.folder / "benchmark.yaml"))
     time, head, *claims = prospects("plan.yaml", benchmark, finished.folder)
@@ -125,6 +128,7 @@ def test_a_finished_benchmark_costs_nothing_and_says_what_its_seeds_decide(finis
     assert "for 2 runs" in prospects("plan.yaml", more, finished.folder)[0]
 
 
+@pytest.mark.long
 def test_a_file_of_results_without_a_folder_is_refused(finished, tmp_path):
     with pytest.raises(UserError, match="there is no folder"):
         publish_lines(finished.folder, tmp_path / "nothing" / "plan.jsonl")
@@ -145,6 +149,7 @@ def test_published_results_of_a_name_are_not_those_of_a_file_of_this_name(monkey
 # --- the report
 
 
+@pytest.mark.long
 def test_every_arm_runs_with_every_seed_and_the_report_has_the_figures_of_all(finished):
     assert "Traceback" not in finished.output
     assert [folder.name[:15] for folder in finished.place.runs.glob("benchmark-*")] == ["benchmark-plan-"]
@@ -152,6 +157,7 @@ def test_every_arm_runs_with_every_seed_and_the_report_has_the_figures_of_all(fi
     assert {arm: set(runs) for arm, runs in figures.items()} == {arm: {"0", "1"} for arm in ARMS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_figures_of_an_arm_are_those_of_its_run(finished, arm, seed):
@@ -163,6 +169,7 @@ def test_the_figures_of_an_arm_are_those_of_its_run(finished, arm, seed):
     assert ("grouping/adjusted_rand_index" in figures) == (arm == "FedBiscuit")
 
 
+@pytest.mark.long
 def test_every_arm_is_compared_with_the_base_policy_and_the_references_and_with_the_arms_of_a_contest(
     finished,
 ):
@@ -172,6 +179,7 @@ def test_every_arm_is_compared_with_the_base_policy_and_the_references_and_with_
     assert set(finished.figures()["contests"]) == expected
 
 
+@pytest.mark.long
 def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(finished):
     for by_seed in finished.figures()["contests"].values():
         for contest in by_seed.values():
@@ -180,6 +188,7 @@ def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(fini
             assert "consistency" in contest  # null where all answers were equal
 
 
+@pytest.mark.long
 def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(finished):
     numbers = finished.figures()
     assert {run: len(commits) for run, commits in numbers["commits"].items()} == dict.fromkeys(RUNS, 1)
@@ -193,6 +202,7 @@ def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(fin
     assert (claim["low"], claim["high"]) == (None, None)
 
 
+@pytest.mark.long
 def test_the_page_of_the_report_has_plots_and_needs_no_network(finished):
     page = (finished.folder / "report" / "report.html").read_text()
     assert "FedBiscuit" in page
@@ -200,6 +210,7 @@ def test_the_page_of_the_report_has_plots_and_needs_no_network(finished):
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", page)
 
 
+@pytest.mark.long
 def test_the_runs_of_a_seed_share_the_answers_of_the_base_policy(finished):
     for seed in SEEDS:
         folders = [finished.arm(arm, seed).folder for arm in ARMS]
@@ -233,6 +244,7 @@ def test_the_mlflow_run_of_an_arm_has_the_metrics_of_all_phases(mlflow_runs):
         assert expected <= set(child.data.metrics)
 
 
+@pytest.mark.long
 def test_the_mlflow_run_of_the_benchmark_has_the_report_and_the_means(finished, mlflow_runs):
     parent, _ = mlflow_runs
     paths = finished.arm("FedDPO", 0).artifacts(parent.info.run_id, "report")
@@ -242,6 +254,7 @@ def test_the_mlflow_run_of_the_benchmark_has_the_report_and_the_means(finished, 
     assert not {"claim/1/low", "claim/1/high"} & set(parent.data.metrics)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phase", ["federation", "evaluation"])
 def test_the_result_of_each_phase_is_in_the_mlflow_run_of_the_arm(finished, phase):
     run = finished.arm("FedDPO", 0)
@@ -251,6 +264,7 @@ def test_the_result_of_each_phase_is_in_the_mlflow_run_of_the_arm(finished, phas
 # --- an ensemble of selectors
 
 
+@pytest.mark.long
 def test_the_groupings_of_an_ensemble_are_steps_between_its_rounds(finished):
     result = finished.arm("FedBiscuit", 0).federation
     phases = [record.phase for record in result.records]
@@ -258,6 +272,7 @@ def test_the_groupings_of_an_ensemble_are_steps_between_its_rounds(finished):
     assert "grouping: 4 clients" in finished.output
 
 
+@pytest.mark.long
 def test_an_ensemble_ends_with_its_selectors_and_the_one_of_each_client(finished):
     outcome = finished.arm("FedBiscuit", 0).federation.outcome
     assert outcome.votes
@@ -266,6 +281,7 @@ def test_an_ensemble_ends_with_its_selectors_and_the_one_of_each_client(finished
     assert "with the assigned adapter" in finished.output
 
 
+@pytest.mark.long
 def test_each_grouping_is_logged(finished):
     run = finished.arm("FedBiscuit", 0)
     for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
@@ -274,6 +290,7 @@ def test_each_grouping_is_logged(finished):
     assert {"accuracy_assigned/mean", "accuracy_assigned/domain/own"} <= set(metrics)
 
 
+@pytest.mark.long
 def test_the_implicit_reward_is_measured_on_the_pairs_of_the_recipe(finished):
     run = finished.arm("FedBiscuit", 0)
     accuracy = run.evaluation.implicit_reward
@@ -281,6 +298,7 @@ def test_the_implicit_reward_is_measured_on_the_pairs_of_the_recipe(finished):
     assert run.mlflow.get_run(run.mlflow_id).data.metrics["implicit_reward/mean"] == accuracy.mean
 
 
+@pytest.mark.long
 def test_the_reward_hacking_curve_has_a_point_for_each_step_of_dpo(finished):
     run = finished.arm("FedBiscuit", 0)
     steps = sorted(run.alignment.checkpoints.values())
@@ -299,6 +317,7 @@ def test_the_reward_hacking_curve_has_a_point_for_each_step_of_dpo(finished):
 # --- a method that trains the policy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_policy_of_the_clients_is_the_aligned_policy_without_dpo_on_the_server(finished, seed):
     run = finished.arm("FedDPO", seed)
@@ -323,6 +342,7 @@ def run_command(arguments):
     return app(["benchmark", *arguments], standalone_mode=False)
 
 
+@pytest.mark.long
 def test_an_arm_that_failed_at_its_end_is_failed_in_mlflow_and_finished_when_the_benchmark_is_resumed(
     finished, monkeypatch
 ):

@@ -23,7 +23,6 @@ from flows import stopping
 from flows.fed_rlhf import is_eval_round, log_steps
 from tasks.runs import Run, create_run, lock
 from tests.support.bare_loop import run_bare_loop
-from tests.support.long_tier import with_examples
 from tests.support.pipeline import NOISE, ROOT
 
 ROUNDS = 4
@@ -229,6 +228,7 @@ def test_the_step_that_a_killed_run_had_committed_and_not_logged_is_logged_when_
     assert list(resumed.history(resumed.mlflow_id, "train/loss")) == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 def test_a_run_that_ends_before_dpo_continues_with_its_completions_and_labels(complete, new_workplace):
     place = new_workplace("stopped in alignment")
 
@@ -330,7 +330,8 @@ def test_a_resumed_run_leaves_no_flow_run_and_no_mlflow_run_without_an_end(resum
     assert {run.info.status for run in resumed.mlflow_runs()} == {"FINISHED"}
 
 
-@pytest.mark.parametrize("number", with_examples(stopping.SIGNALS, examples=[signal.SIGINT]))
+@pytest.mark.long
+@pytest.mark.parametrize("number", stopping.SIGNALS)
 def test_a_run_that_is_interrupted_says_where_it_stopped_and_ends_as_killed(new_workplace, number):
     place = new_workplace("interrupted")
     if number == signal.SIGINT:

@@ -14,7 +14,6 @@ import pytest
 from components.config.federation import METHODS
 from components.names import mlflow_key, mlflow_model
 from flows import fed_rlhf as flow
-from tests.support.long_tier import with_examples
 from tests.support.odd_names import ODD_NAMES, SHARED_START
 from tests.support.pipeline import NOISE
 from tests.support.registries import TRAINED_METHODS
@@ -141,11 +140,8 @@ def logged_adapters(run):
     return {(model.tags["adapter"], model.name) for model in models if "adapter" in model.tags}
 
 
-EXAMPLES = ("drift", "firm")
-"""Adapters are named by clients and by objectives; the other methods name them themselves."""
-
-
-@pytest.mark.parametrize("method", with_examples(sorted(TRAINED_METHODS), EXAMPLES))
+@pytest.mark.long
+@pytest.mark.parametrize("method", sorted(TRAINED_METHODS))
 def test_odd_names_come_back_from_every_method_as_they_are(new_workplace, method):
     place = new_workplace("names")
     run, domains = complete_run(place, method)

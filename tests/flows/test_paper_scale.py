@@ -26,7 +26,6 @@ from tests.support.hub_data import (
     write_webgpt,
 )
 from tests.support.hub_questions import QUESTION_SETS, write_question_set
-from tests.support.long_tier import with_examples
 from tests.support.pipeline import NOISE
 from tests.support.tiny_models import write_models
 
@@ -152,10 +151,8 @@ def workplace(new_workplace):
     return new_workplace("paper-scale")
 
 
-EXAMPLES = ("qa/shp",)
-
-
-@pytest.mark.parametrize("recipe", with_examples(RECIPES, EXAMPLES))
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_of_paper_scale_runs_to_its_end(in_the_hub, workplace, tmp_path, recipe):
     overrides = [*ALL, *RECIPES[recipe]]
     if recipe == "qa/shp":

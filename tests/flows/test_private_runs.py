@@ -27,6 +27,7 @@ def clients(new_workplace):
     return new_workplace("clients").run(*secret, "federation.options.aggregator=expected", *SHORT)
 
 
+@pytest.mark.long
 def test_epsilon_is_in_records_reports_and_tracking(verdicts):
     run = verdicts
     assert [record.privacy.epsilon for record in run.federation.records] == [2.0] * 3
@@ -36,6 +37,7 @@ def test_epsilon_is_in_records_reports_and_tracking(verdicts):
     assert run.history(run.phase_run("federate").info.run_id, "privacy/epsilon") == {1: 2.0, 2: 2.0, 3: 2.0}
 
 
+@pytest.mark.long
 def test_a_secret_of_each_client_is_its_own_and_its_loss_ends_the_run(verdicts):
     run = verdicts
     secrets = sorted(run.client_stores.glob("*/secret"))
@@ -48,6 +50,7 @@ def test_a_secret_of_each_client_is_its_own_and_its_loss_ends_the_run(verdicts):
         check_secrets(run.run, recipe, run.federation.records)
 
 
+@pytest.mark.long
 def test_with_protected_clients_accuracy_is_that_of_owners_outside(clients):
     held_out = read_pairs(clients.folder / "prepared" / "judge.parquet", split="test")
     judges = {pair.client_id for pair in held_out}
@@ -62,6 +65,7 @@ def test_with_protected_clients_accuracy_is_that_of_owners_outside(clients):
     assert not (clients.folder / "federation-server").exists(), "with its secret all sums could be computed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["verdicts", "clients"])
 def test_no_hash_of_the_clients_pairs_is_published(run, request):
     """Whoever has a guess of all pairs could confirm it by one."""
@@ -74,6 +78,7 @@ def test_no_hash_of_the_clients_pairs_is_published(run, request):
     assert digest not in training_of(run.run, model.backbone, is_aligned=True).encode()
 
 
+@pytest.mark.long
 def test_nothing_of_a_client_is_recorded_but_that_it_took_part(clients):
     for record in clients.federation.records:
         for one in record.clients.values():

@@ -25,6 +25,7 @@ from tasks.runs import create_run
 from tests.support.ray_node import Node
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
 ]
 
@@ -117,7 +118,6 @@ def assert_same_results(one, other):
     assert one.hashes == other.hashes
 
 
-@pytest.mark.long
 def test_selectors_of_clients_on_ray_have_the_bytes_of_clients_on_threads(place, head, on_threads):
     assert_same_results(place.run(*SELECTORS, *on_ray(head)), on_threads)
 
@@ -131,7 +131,6 @@ def test_private_modules_of_clients_on_ray_have_the_bytes_of_clients_on_threads(
 
 
 @needs_a_namespace
-@pytest.mark.long
 def test_selectors_on_nodes_that_do_not_see_the_run_folder_have_the_bytes_of_threads(
     place, blind_head, on_threads
 ):
@@ -139,7 +138,6 @@ def test_selectors_on_nodes_that_do_not_see_the_run_folder_have_the_bytes_of_thr
 
 
 @needs_a_namespace
-@pytest.mark.long
 def test_clients_on_nodes_that_do_not_see_the_run_folder_are_sent_its_files(
     place, blind_head, private_on_threads
 ):
@@ -178,7 +176,6 @@ def strike(place):
         thread.join()
 
 
-@pytest.mark.long
 def test_a_round_in_which_a_process_of_the_cluster_is_killed_is_repeated(place, head, on_threads, strike):
     struck = strike(head, lambda node: node.workers()[0].kill())
     run = place.run(*SELECTORS, *on_ray(head))
@@ -186,7 +183,6 @@ def test_a_round_in_which_a_process_of_the_cluster_is_killed_is_repeated(place, 
     assert_same_results(run, on_threads)
 
 
-@pytest.mark.long
 def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, on_threads, strike):
     node = Node(head=head)
     try:
@@ -198,7 +194,6 @@ def test_a_round_in_which_a_node_is_lost_is_repeated_on_the_others(place, head, 
     assert_same_results(run, place.run("federation.clients_per_round=4", *SELECTORS))
 
 
-@pytest.mark.long
 def test_a_node_that_ray_does_not_yet_know_to_be_lost_is_left_out(head, prefect_session):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -218,7 +213,6 @@ def test_a_node_that_ray_does_not_yet_know_to_be_lost_is_left_out(head, prefect_
         node.end()
 
 
-@pytest.mark.long
 def test_a_run_that_is_killed_on_a_cluster_is_resumed_there(new_workplace, head, on_threads):
     shutdown()
     place = new_workplace("killed on ray")
@@ -257,7 +251,6 @@ def hanging_client(tmp_path, monkeypatch):
     return "federation.postprocessors=[{kind: hanging}]"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("is_hidden", [False, pytest.param(True, marks=needs_a_namespace)])
 def test_sigterm_ends_a_run_whose_clients_work_on_a_cluster(new_workplace, token, hanging_client, is_hidden):
     shutdown()
@@ -281,7 +274,6 @@ def test_a_client_that_no_node_has_the_cores_for_is_refused(head):
         describe_places(load_recipe("debug", settings))
 
 
-@pytest.mark.long
 def test_a_run_without_an_address_joins_no_other_ray(head, tmp_path, monkeypatch):
     import ray
 
@@ -304,7 +296,6 @@ def test_a_cluster_that_does_not_answer_is_named(token):
         ray_cluster.connect(runtime)
 
 
-@pytest.mark.long
 def test_nodes_that_do_not_reach_the_prefect_server_are_named(head, prefect_session):
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -376,7 +367,6 @@ def gpus(gpu_head):
     shutdown()
 
 
-@pytest.mark.long
 def test_a_gpu_has_one_process_which_keeps_its_model_until_it_is_released(gpus, prefect_session):
     first, second, *others = [*gpus(), *gpus()]
     assert others == [first, second] * 3
@@ -388,7 +378,6 @@ def test_a_gpu_has_one_process_which_keeps_its_model_until_it_is_released(gpus, 
     assert again[2] != first[2]
 
 
-@pytest.mark.long
 def test_the_process_that_follows_a_lost_one_has_its_gpu(gpus, prefect_session):
     (first, gpu, _), (second, *_), *_ = gpus()
     os.kill(first, signal.SIGKILL)
@@ -396,7 +385,6 @@ def test_the_process_that_follows_a_lost_one_has_its_gpu(gpus, prefect_session):
     assert (other != first, same, kept) == (True, gpu, second)
 
 
-@pytest.mark.long
 def test_another_run_does_not_get_the_gpus_of_this_one(gpus, prefect_session):
     gpus()
     code = (
@@ -408,7 +396,6 @@ def test_another_run_does_not_get_the_gpus_of_this_one(gpus, prefect_session):
     assert "RecipeError: no GPU of the Ray cluster is free" in done.stderr
 
 
-@pytest.mark.long
 def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, gpu_head, prefect_session):
     gpus()
     shutdown()
@@ -428,7 +415,6 @@ def test_the_gpus_of_a_lost_node_are_replaced_by_those_of_the_others(gpus, gpu_h
         node.end()
 
 
-@pytest.mark.long
 def test_a_run_that_has_lost_all_gpus_does_not_go_on_without(token, prefect_session):
     shutdown()
     head = Node()
@@ -448,7 +434,6 @@ def test_a_run_that_has_lost_all_gpus_does_not_go_on_without(token, prefect_sess
         end(head)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("settings", [["runtime.task_runner=ray"], []])
 def test_a_stage_of_dvc_that_grows_no_trees_runs_on_ray_too(new_workplace, token, settings):
     from flows.stages import run_stage

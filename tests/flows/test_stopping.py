@@ -37,7 +37,7 @@ def test_a_signal_whose_exception_is_dropped_in_a_finalizer_stops_the_runs(stops
     monkeypatch.setattr("sys.unraisablehook", lambda dropped: others.append(dropped.exc_type))
     with stopping.stopping_on_signals(lambda: None):
         Finalized(TerminationSignal(signal=15))
-        assert stops.get(timeout=10) == 128 + 15
+        assert stops.get(timeout=60) == 128 + 15
         Finalized(ValueError())
     assert others == [ValueError]
     assert stops.empty()
@@ -49,7 +49,7 @@ def test_a_signal_stops_the_runs_and_has_its_earlier_handler_afterwards(stops, n
     try:
         with stopping.stopping_on_signals(lambda: None):
             signal.raise_signal(number)
-            assert stops.get(timeout=10) == 128 + number
+            assert stops.get(timeout=60) == 128 + number
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)

@@ -258,6 +258,7 @@ def on_a_terminal():
     os.close(master)
 
 
+@pytest.mark.long
 def test_a_run_on_a_terminal_draws_one_line_that_is_gone_at_the_end(new_workplace):
     from flows.cli import app
 

@@ -28,6 +28,7 @@ def measured(place):
     return place.run(*CLUSTERS)
 
 
+@pytest.mark.long
 def test_unseen_clients_are_in_no_round_and_their_accuracy_is_in_every_report(measured):
     unseen = measured.federation.unseen
     names = set(read_clients(measured.folder / "prepared" / "unseen"))
@@ -46,6 +47,7 @@ def test_unseen_clients_are_in_no_round_and_their_accuracy_is_in_every_report(me
     assert not list((measured.folder / "federation" / "updates").glob("*.json"))
 
 
+@pytest.mark.long
 def test_a_run_stopped_before_this_measurement_resumes_with_the_same_bytes(place, measured):
     def end(*_):
         raise OSError("no space left on device")
@@ -61,6 +63,7 @@ def test_a_run_stopped_before_this_measurement_resumes_with_the_same_bytes(place
         assert (resumed.folder / name).read_bytes() == (measured.folder / name).read_bytes()
 
 
+@pytest.mark.long
 def test_unseen_clients_that_cannot_be_measured_end_a_run_before_its_rounds(place, tmp_path):
     splits = {"a": ("train", "test"), "b": ("train", "test"), "c": ("train", "validation")}
     own = [row | {"split": splits[row["client_id"]][n % 2]} for n, row in enumerate(rows("abc"))]
@@ -112,6 +115,7 @@ def stopped(place, tmp_path_factory):
     return place.newest(), path
 
 
+@pytest.mark.long
 def test_a_resumed_run_names_who_joined_or_left_and_keeps_its_clients(place, stopped):
     run, path = stopped
     write_jsonl(path, rows("bcd"))

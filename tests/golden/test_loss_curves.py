@@ -18,6 +18,7 @@ import yaml
 
 from components.recipes import load_recipe
 from tests.support.bare_loop import loss_curve, prepare_rewards, run_bare_loop
+from tests.support.long_tier import with_examples
 
 pytestmark = pytest.mark.pipeline
 
@@ -70,7 +71,13 @@ def golden():
 CURE = "where results change on purpose: make fix LOSS_CURVES=1, with the reason in the commit"
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+EXAMPLES = ("fedavg", "fedbis-paper", "fedbiscuit-paper", "feddpo", "fedprox", "fedopt", "fedamp", "fedcda")
+EXAMPLES += ("fedper", "fedrep", "fedpdpo", "perfedavg", "drift-mst", "fednova", "scaffold", "ffa-lora")
+EXAMPLES += ("firm-mgda", "fedcmoo")
+"""One of each method."""
+
+
+@pytest.mark.parametrize("variant", with_examples(VARIANTS, EXAMPLES))
 def test_the_loss_curve_of_a_method_is_that_of_the_golden_file(variant, golden, data, tmp_path):
     curve = run_variant(variant, data, tmp_path)
     assert len(curve) == len(golden[variant]), CURE

@@ -63,6 +63,7 @@ def test_the_database_of_prefects_container_has_an_installed_driver():
     assert engine.url.host == "postgres"
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_a_client_without_the_artifact_folder_stores_artifacts_through_the_container_s_server(tmp_path):
     port = servers.free_port()

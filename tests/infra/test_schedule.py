@@ -15,7 +15,7 @@ from infra import processes, servers
 from tasks.runs import Run
 from tests.support.pipeline import ROOT
 
-pytestmark = pytest.mark.pipeline
+pytestmark = [pytest.mark.long, pytest.mark.pipeline]
 
 SECONDS_BETWEEN_RUNS = 20
 FAULT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|Error:")
@@ -148,7 +148,6 @@ def test_the_scheduler_creates_the_runs_of_the_coming_nights(home, client, name,
     assert all(run.auto_scheduled for run in runs)
 
 
-@pytest.mark.long
 def test_a_benchmark_on_a_schedule_is_started_by_the_worker_and_completes(home, client, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text(yaml.safe_dump(PLAN), encoding="utf-8")
@@ -177,7 +176,6 @@ def test_no_server_reports_a_fault_in_its_log(home, name):
     assert faults(home, name) == []
 
 
-@pytest.mark.long
 def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(home, client):
     """All processes of the worker get SIGKILL; the automation ends the run, and a retry goes on with it."""
     from prefect.client.schemas.filters import ArtifactFilter, FlowRunFilter, LogFilter

@@ -152,6 +152,7 @@ def test_a_taken_port_is_reported_before_anything_is_started(state, monkeypatch)
     assert not list(state.glob("*.json"))
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_a_server_that_fails_ends_the_servers_of_the_same_call(state, monkeypatch):
     fails = [sys.executable, "-c", "print('the store is locked'); raise SystemExit(3)"]
@@ -298,6 +299,7 @@ def test_servers_get_the_folders_of_the_project_by_their_absolute_paths(tmp_path
     assert environment["FED_RLHF_HOME"] == str(tmp_path / "here"), "they start in the checkout"
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 @pytest.mark.parametrize(("name", "advice"), [("prefect-server", ""), ("mlflow-server", "advice\n")])
 def test_the_server_alone_prints_its_address_and_prefects_no_advice_on_variables(name, advice):

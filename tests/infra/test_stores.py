@@ -32,6 +32,7 @@ def create_in_process(uri):
     return subprocess.Popen([sys.executable, "-c", CREATE, uri])
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_a_store_whose_first_process_was_killed_is_made_by_the_next(home):
     uri = f"sqlite:///{home / 'mlflow.db'}"
@@ -48,6 +49,7 @@ def test_a_store_whose_first_process_was_killed_is_made_by_the_next(home):
     assert not building.exists()
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_processes_that_start_at_once_make_one_store(home):
     uri = f"sqlite:///{home / 'mlflow.db'}"
@@ -165,6 +167,7 @@ def test_what_is_missing_is_made_in_a_folder_that_can_be_written(home):
     stores.check_writable(home / "not" / "yet" / "there")
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_a_prefect_server_that_ends_at_its_start_is_noticed_with_its_cause(home, monkeypatch):
     url = "postgresql+asyncpg://u:p@127.0.0.1:1/none"

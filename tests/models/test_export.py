@@ -233,6 +233,7 @@ assert torch.equal(logits(model, ids), logits(policy.model, ids))
 """
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_an_adapter_of_a_model_of_the_hub_names_it_with_its_revision(debug, tmp_path):
     cache = tmp_path / "hub" / "models--own--model"

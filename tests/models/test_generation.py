@@ -90,6 +90,7 @@ def test_a_batch_of_transformers_gives_the_same_completions(llama, temperature):
         assert request.ids[: len(ids)] == ids
 
 
+@pytest.mark.long
 def test_rows_that_outlast_the_columns_move_to_the_front(llama):
     """Rows that enter late would otherwise need more columns than there are."""
     count = 3 * SPARE_COLUMNS

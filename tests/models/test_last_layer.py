@@ -87,7 +87,7 @@ def test_threads_select_positions_of_their_own():
     compute(positions[0])  # the model is compared with its whole layer before its first use
 
     def wait(module, args):
-        meeting.wait(10)
+        meeting.wait(60)
 
     model.base_model.layers[1].register_forward_pre_hook(wait, prepend=True)
     states = run_concurrently([partial(compute, last) for last in positions])

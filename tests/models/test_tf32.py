@@ -45,12 +45,12 @@ def test_the_setting_stays_until_the_last_thread_has_left(before):
     def score():
         with tf32_products():
             entered.set()
-            leave.wait(5)
+            leave.wait(60)
 
     thread = threading.Thread(target=score)
     with tf32_products():
         thread.start()
-        assert entered.wait(5)
+        assert entered.wait(60)
     assert MATMUL.fp32_precision == "tf32"
     leave.set()
     thread.join()

@@ -37,7 +37,6 @@ from tasks.owner_processes import JobFailed, ask_owner
 from tests.owners.test_processes import private_part, server_part
 from tests.support.bare_loop import run_bare_loop
 from tests.support.crashes import folder_content
-from tests.support.long_tier import with_examples
 from tests.support.separate_owners import separate_owners, without_rows
 from tests.support.variants import SMALL, VARIANTS
 
@@ -287,7 +286,8 @@ def owners(tmp_path_factory):
         yield owners
 
 
-@pytest.mark.parametrize("variant", with_examples(VARIANTS, ("fedbiscuit", "fedpdpo", "firm")))
+@pytest.mark.long
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_rounds_of_a_server_that_can_read_no_row_have_the_bytes_of_rounds_in_one_process(
     variant, owners, prepared, tmp_path
 ):
@@ -309,6 +309,7 @@ def test_rounds_of_a_server_that_can_read_no_row_have_the_bytes_of_rounds_in_one
     assert stores == private_part(expected)
 
 
+@pytest.mark.long
 def test_the_server_cannot_read_an_owners_home(owners):
     if not owners.apart:
         pytest.skip("only root can let the homes belong to another user")
@@ -353,6 +354,7 @@ def home_of_owner(owner):
     return read_config(home), home, OwnerRunFolder(home / "runs" / "r")
 
 
+@pytest.mark.long
 def test_an_owner_publishes_and_forgets_a_run_and_logs_both(owners, ask):
     published = Statement.model_validate(ask(PublishJob(client="ada", seed=1)).output)
     folder = owners.homes / "ada" / "runs" / "asked"
@@ -365,12 +367,14 @@ def test_an_owner_publishes_and_forgets_a_run_and_logs_both(owners, ask):
     assert kinds[-2:] == ["publish", "forget"]
 
 
+@pytest.mark.long
 def test_a_job_for_another_client_is_refused(ask):
     for job in (PublishJob(client="ada", seed=1), ForgetJob(client="ada", seed=1)):
         with pytest.raises(JobFailed, match="the job is for another owner than the one here"):
             ask(job, to="bea")
 
 
+@pytest.mark.long
 def test_an_owner_takes_part_in_no_recipe_that_names_others_or_quotes_its_pairs(ask, debug):
     job = PublishJob(client="ada", seed=1)
     with pytest.raises(JobFailed, match="the recipe does not name owner ada in data.options.owners"):
@@ -380,6 +384,7 @@ def test_an_owner_takes_part_in_no_recipe_that_names_others_or_quotes_its_pairs(
         ask(job, federation=few_shot)
 
 
+@pytest.mark.long
 def test_an_owner_reads_no_file_of_its_machine_that_a_recipe_names(ask, debug, tmp_path):
     (tmp_path / "secret.txt").write_text("{prompt}")
     policy = load_recipe("debug", [f"policy.template={tmp_path / 'secret.txt'}"]).policy
@@ -387,6 +392,7 @@ def test_an_owner_reads_no_file_of_its_machine_that_a_recipe_names(ask, debug, t
         ask.unstored(PublishJob(client="ada", seed=1), policy=policy)
 
 
+@pytest.mark.long
 def test_pairs_that_are_not_those_that_were_published_are_trained_on_in_no_job(ask):
     digest = Statement.model_validate(ask(PublishJob(client="ada", seed=1)).output).digest
     job = MeasureJob(client="ada", round=0, seed=1, adapters=(), split="test")
@@ -416,6 +422,7 @@ def test_only_the_user_that_the_owner_names_is_answered(tmp_path):
             assert peer_user(accepted) == os.getuid()
 
 
+@pytest.mark.long
 def test_an_error_at_an_owner_does_not_quote_its_file(owners, ask):
     path = Path(read_config(owners.homes / "cyd").data)
     before = path.read_bytes()
@@ -427,6 +434,7 @@ def test_an_error_at_an_owner_does_not_quote_its_file(owners, ask):
         path.write_bytes(before)
 
 
+@pytest.mark.long
 def test_an_owner_that_is_away_fails_at_once_with_since_when_and_joins_again(owners, ask):
     ask(PublishJob(client="dan", seed=1))
     owners.stop("dan")
@@ -439,6 +447,7 @@ def test_an_owner_that_is_away_fails_at_once_with_since_when_and_joins_again(own
     assert ask(PublishJob(client="dan", seed=1)).client == "dan"
 
 
+@pytest.mark.long
 def test_a_killed_owner_takes_its_process_with_it_and_leaves_room_for_the_next(owners, ask):
     ask(PublishJob(client="bea", seed=1))
     host = owners.processes["bea"]
@@ -451,6 +460,7 @@ def test_a_killed_owner_takes_its_process_with_it_and_leaves_room_for_the_next(o
     assert ask(PublishJob(client="bea", seed=1)).client == "bea"
 
 
+@pytest.mark.long
 def test_an_owner_is_started_once(owners):
     again = call("owner", "start", owners.homes / "ada")
     assert again.exit_code == 2 and "owner ada runs already" in again.output

@@ -68,7 +68,7 @@ def prepared_run(prepared, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("variant", with_examples(VARIANTS, ("fedbiscuit", "fedpdpo", "firm")))
+@pytest.mark.parametrize("variant", with_examples(VARIANTS, ("fedpdpo",)))
 def test_rounds_in_owners_processes_have_the_bytes_of_rounds_in_one(
     variant, host, prepared, prepared_run, tmp_path, monkeypatch
 ):
@@ -128,6 +128,7 @@ def await_end(process, seconds=30):
             time.sleep(0.01)
 
 
+@pytest.mark.long
 def test_an_owner_has_a_folder_of_its_own_with_its_own_rows(work):
     loop, _, ask = work
     ask("ada"), ask("bea")
@@ -140,6 +141,7 @@ def test_an_owner_has_a_folder_of_its_own_with_its_own_rows(work):
         assert own == read_pairs(loop.contexts.pairs, client)
 
 
+@pytest.mark.long
 def test_each_message_that_leaves_an_owner_is_in_its_log(work, faults):
     loop, jobs, ask = work
     faults.let("ada", "fail")
@@ -163,6 +165,7 @@ def test_each_message_that_leaves_an_owner_is_in_its_log(work, faults):
     assert stat.S_IMODE((home / "sent.jsonl").stat().st_mode) == 0o600
 
 
+@pytest.mark.long
 def test_a_job_that_is_carried_out_again_has_the_bytes_that_were_sent_unless_the_rows_are_others(work):
     loop, jobs, ask = work
     ask("ada")
@@ -206,6 +209,7 @@ def test_the_error_of_a_job_stays_with_its_owner_and_the_process_goes_on(work, h
     assert ask("bea").client == "bea"
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_is_named_with_its_signal_and_another_one_goes_on(work, faults):
     loop, jobs, ask = work
     faults.let("ada", "kill")
@@ -215,6 +219,7 @@ def test_a_process_that_is_killed_is_named_with_its_signal_and_another_one_goes_
     assert update.model_dump(exclude={"metrics"}) == loop.run_job(jobs["ada"]).model_dump(exclude={"metrics"})
 
 
+@pytest.mark.long
 def test_a_job_that_hangs_is_ended_with_its_process(work, host, faults):
     _, _, ask = work
     ask("cyd")
@@ -225,6 +230,7 @@ def test_a_job_that_hangs_is_ended_with_its_process(work, host, faults):
     assert ask("dan").client == "dan"
 
 
+@pytest.mark.long
 def test_a_stopped_process_is_ended_too(work, host, faults):
     """A worker that is suspended does not look at its clock."""
     _, _, ask = work
@@ -248,6 +254,7 @@ def test_a_stopped_process_is_ended_too(work, host, faults):
     assert failed == ["no answer within 3 s (runtime.client_timeout)"]
 
 
+@pytest.mark.long
 def test_as_many_processes_run_as_the_recipe_has_places_and_none_after_a_release(work, host):
     _, _, ask = work
     for client in ("ada", "bea", "cyd", "dan"):
@@ -258,6 +265,7 @@ def test_as_many_processes_run_as_the_recipe_has_places_and_none_after_a_release
     assert ask("ada", cpu_workers=2).client == "ada"
 
 
+@pytest.mark.long
 def test_a_host_that_is_killed_takes_its_processes_with_it_and_is_started_again(work, host, faults):
     """A process that lived on would hold the lock of its owner's folder, for which the next one waits."""
     _, _, ask = work
@@ -282,6 +290,7 @@ def test_a_host_that_is_killed_takes_its_processes_with_it_and_is_started_again(
     assert ask("bea").client == "bea"
 
 
+@pytest.mark.long
 def test_a_full_disk_at_a_simulated_owner_ends_the_step(work, faults):
     _, _, ask = work
     faults.let("dan", "full")
@@ -289,6 +298,7 @@ def test_a_full_disk_at_a_simulated_owner_ends_the_step(work, faults):
         ask("dan")
 
 
+@pytest.mark.long
 def test_a_connection_that_sends_nothing_and_one_that_is_closed_delay_no_other(work, host):
     _, _, ask = work
     ask("ada")
@@ -299,6 +309,7 @@ def test_a_connection_that_sends_nothing_and_one_that_is_closed_delay_no_other(w
         assert ask("bea", client_timeout=20.0).client == "bea"
 
 
+@pytest.mark.long
 def test_a_host_removes_the_folder_of_its_socket_when_it_ends(work, faults):
     loop, jobs, _ = work
     own = ResidentHost()
@@ -309,6 +320,7 @@ def test_a_host_removes_the_folder_of_its_socket_when_it_ends(work, faults):
     assert not folder.exists()
 
 
+@pytest.mark.long
 def test_prefects_retry_asks_the_owners_without_an_answer_and_one_that_hangs_is_left_out(
     prefect_session, work, host, faults, monkeypatch
 ):

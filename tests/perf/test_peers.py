@@ -100,6 +100,7 @@ def test_a_trainer_of_trl_has_the_losses_of_the_project(policy_folder):
     assert all(part["seconds"] > 0 for part in [*ours, *peers])
 
 
+@pytest.mark.long
 def test_rounds_through_the_flow_have_the_losses_of_clients_one_after_the_other(
     selector_folder, new_workplace, monkeypatch
 ):

@@ -112,6 +112,7 @@ def test_options_of_an_installed_source_are_checked(installed):
     assert refused.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_the_packages_own_tests_pass(installed):
     done = installed.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(installed.tests))
     assert done.returncode == 0, done.stdout
@@ -155,6 +156,7 @@ def momentum(on_the_path, new_workplace):
     return place, place.run(*MOMENTUM)
 
 
+@pytest.mark.long
 def test_each_step_of_the_server_is_the_velocity_that_the_commit_remembers(momentum):
     _, run = momentum
     commits = sorted((run.folder / "federation" / "commits").glob("*.json"))
@@ -170,6 +172,7 @@ def test_each_step_of_the_server_is_the_velocity_that_the_commit_remembers(momen
             assert torch.equal(new[name], old[name] + tensor)
 
 
+@pytest.mark.long
 def test_a_resumed_run_warns_of_another_version_of_a_package_that_it_uses(momentum):
     place, run = momentum
     assert "fed-support" not in run.output

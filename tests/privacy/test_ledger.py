@@ -61,7 +61,7 @@ def test_a_sum_without_noise_has_no_finite_epsilon():
         gaussian(1, math.inf)
 
 
-@pytest.mark.parametrize(("epsilon", "sigma"), [(8, 0.7784), (2, 1.6739)])
+@pytest.mark.parametrize(("epsilon", "sigma"), [pytest.param(8, 0.7784, marks=pytest.mark.long), (2, 1.6739)])
 def test_the_noise_for_an_epsilon(epsilon, sigma):
     found = solve_sigma(epsilon, 1e-3, 0.1, 100)
     assert found == pytest.approx(sigma, rel=2e-3)

@@ -79,7 +79,7 @@ def exchanged(prepared, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("variant", with_examples(WITH_VERDICTS, ("fedbiscuit", "fedpdpo", "fedavg")))
+@pytest.mark.parametrize("variant", with_examples(WITH_VERDICTS, ("fedbiscuit",)))
 def test_with_coins_for_verdicts_no_byte_depends_on_a_verdict(variant, prepared, exchanged, tmp_path):
     recipe = load_recipe("debug", [*SMALL, *VARIANTS[variant], NO_VERDICT])
     one = content_of(recipe, prepared, tmp_path / "one")
@@ -104,6 +104,7 @@ def exact_measures(self, job):
     return read_pairs(self.pairs, self.client, job.split)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "fault"),
     [
@@ -124,6 +125,7 @@ def test_planted_faults_are_found(target, name, fault, prepared, exchanged, tmp_
     assert one != content_of(recipe, exchanged, tmp_path / "other")
 
 
+@pytest.mark.long
 def test_measures_by_true_verdicts_depend_on_them_and_rounds_do_not(prepared, exchanged, tmp_path):
     exact = NO_VERDICT.replace("}", ", exact_measures: true}")
     recipe = load_recipe("debug", [*SMALL, *VARIANTS["fedbis"], exact])
@@ -191,6 +193,7 @@ def signs(movement, bound):
 PROTECT = worker.protected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("target", "name", "fault"),
     [(worker, "protected", with_its_loss), (private_sums, "clip_to_grid", signs)],

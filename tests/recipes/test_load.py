@@ -586,14 +586,14 @@ ANNOTATOR = "evaluation.alpaca_eval={annotators_config: foo}"
     ("arguments", "status", "part"),
     [
         (["--help"], 0, "resume"),
-        (["check", "debug", "--print-recipe"], 0, "debug"),
         (["check", "summarization/tldr", "--print-recipe"], 0, "summarization/tldr"),
-        (["run", "debug", "federation.round=3"], 2, "did you mean 'federation.rounds'?"),
         (["run", "debug", "federation.clients_per_round=5", "data.clients=3"], 2, "use at most 3"),
-        (["check", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),
-        (["run", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval"),
-        (["run", "nowhere"], 2, "recipe 'nowhere' is not known"),
         (["resume", "RUN"], 2, "there is no run 'RUN'"),
+        pytest.param(["check", "debug", "--print-recipe"], 0, "debug", marks=pytest.mark.long),
+        pytest.param(["run", "debug", "federation.round=3"], 2, "did you mean", marks=pytest.mark.long),
+        pytest.param(["check", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval", marks=pytest.mark.long),
+        pytest.param(["run", "debug", ANNOTATOR], 2, "evaluation.alpaca_eval", marks=pytest.mark.long),
+        pytest.param(["run", "nowhere"], 2, "recipe 'nowhere' is not known", marks=pytest.mark.long),
     ],
 )
 def test_help_and_checks_answer_without_heavy_imports_and_without_a_stack_trace(arguments, status, part):
@@ -604,6 +604,7 @@ def test_help_and_checks_answer_without_heavy_imports_and_without_a_stack_trace(
     assert "IMPORTED []" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.pipeline
 def test_a_check_of_the_embedded_models_reads_no_tokenizer():
     done = run_command("check", "debug")

@@ -5,8 +5,8 @@
     python -m tests.support.long_tier --run [FILE ...]      these files, or all; `make test-long`
 
 The program runs two files at a time, those first that took longest, and writes a line of each to
-docs/results/log/long-tier.md. Started again at the same commit, it leaves out the files that have passed.
-Random inputs and kills are drawn from the seed of the file's line, which `--seed` repeats.
+docs/results/log/long-tier.md. Started again at the same commit, without names and changes, it leaves out the
+files that have passed, until all have. Inputs and kills follow the line's seed, which `--seed` repeats.
 """
 
 from __future__ import annotations
@@ -89,9 +89,13 @@ class Line:
     skipped: int
     seconds: int
     seed: int
-    commit: str
+    commit: str  # with + where something was not committed
     day: str
     machine: str
+
+    def has_passed(self, commit: str) -> bool:
+        """Whether tests have run at a commit, and none failed."""
+        return self.commit == commit and not commit.endswith("+") and self.passed > 0 and not self.failed
 
 
 def read_lines() -> dict[str, Line]:
@@ -118,8 +122,11 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {names[0] if names else platform.machine()}"
 
 
-def run_file(file: str, seed: int, commit: str) -> Line:
-    """Run the long tests of a file in a process of its own; its output goes to a file of OUTPUT."""
+def run_file(file: str, seed: int, commit: str) -> Line | None:
+    """Run the long tests of a file in a process of its own; its output goes to a file of OUTPUT.
+
+    None if it is interrupted.
+    """
     OUTPUT.mkdir(parents=True, exist_ok=True)
     output = OUTPUT / (file.replace("/", "-") + ".txt")
     command = [sys.executable, "-m", "pytest", "-m", "long", file, "-rfE", f"--hypothesis-seed={seed}"]
@@ -131,37 +138,45 @@ def run_file(file: str, seed: int, commit: str) -> Line:
             command, cwd=ROOT, env=os.environ | variables, stdout=stream, stderr=subprocess.STDOUT
         ).returncode
     seconds = round(time.monotonic() - start)
-    last = output.read_text(encoding="utf-8").strip().rpartition("\n")[2]
-    counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", last)}
+    if status == pytest.ExitCode.INTERRUPTED:
+        return None
+    summaries = re.findall(r"^(\d+ \w+.*) in [\d.]+s", output.read_text(encoding="utf-8"), re.MULTILINE)
+    counts = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", "".join(summaries[-1:]))}
     failed = counts.get("failed", 0) + counts.get("error", 0) + counts.get("errors", 0)
-    if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        failed = max(failed, 1)  # or the process has ended
+    if status != pytest.ExitCode.OK:  # the process may have ended, or no test may be left
+        failed = max(failed, 1)
     day = datetime.now(UTC).date().isoformat()
     passed, skipped = counts.get("passed", 0), counts.get("skipped", 0)
     return Line(file, passed, failed, skipped, seconds, seed, commit, day, machine())
 
 
-def run(files: Collection[str], seed: int) -> bool:
+def waiting_files(commit: str) -> list[str]:
+    """The files that have not passed at a commit; all where all have, or where something is not committed."""
+    lines = read_lines()
+    waiting = [name for name in long_files() if name not in lines or not lines[name].has_passed(commit)]
+    return waiting or list(long_files())
+
+
+def run(files: Collection[str], seed: int, commit: str) -> bool:
     """Run files, two at a time, and write their lines; whether all have passed."""
-    commit = git("rev-parse", "--short", "HEAD")
-    lines = {file: line for file, line in read_lines().items() if file in long_files()}
-    done = {file for file, line in lines.items() if line.commit == commit and not line.failed}
-    waiting = [file for file in files if file not in done]
-    waiting.sort(key=lambda file: -lines[file].seconds if file in lines else -LIMIT)
+    known = read_lines()
+    order = sorted(files, key=lambda file: -known[file].seconds if file in known else -LIMIT)
     writing = Lock()
 
     def run_one(file: str) -> bool:
         line = run_file(file, seed, commit)
+        if line is None:
+            return False
         with writing:
-            lines[file] = line
-            write_lines(lines)
+            lines = {name: old for name, old in read_lines().items() if name in long_files()}
+            write_lines(lines | {file: line})
             words = f"{line.passed} passed, {line.failed} failed, {line.skipped} skipped"
             print(f"{file}: {words} in {line.seconds} s", flush=True)
         return not line.failed
 
-    print(f"seed {seed}; {len(waiting)} files, {len(done)} have passed at {commit}", flush=True)
+    print(f"{commit}, seed {seed}: {len(order)} files", flush=True)
     with ThreadPoolExecutor(2) as pool:
-        return all(list(pool.map(run_one, waiting)))
+        return all(list(pool.map(run_one, order)))
 
 
 def main() -> int:
@@ -176,7 +191,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="BASE or FILE")
     arguments = parser.parse_args()
     if arguments.run:
-        return int(not run(arguments.names or list(long_files()), arguments.seed))
+        changes = git("status", "--porcelain", "--", ".", f":!{PAGE.relative_to(ROOT)}")
+        commit = git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
+        return int(not run(arguments.names or waiting_files(commit), arguments.seed, commit))
     (base,) = arguments.names
     print("\n".join(concerned(git("diff", "--name-only", "--no-renames", base, "HEAD").splitlines())))
     return 0

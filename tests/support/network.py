@@ -1,4 +1,4 @@
-"""A pytest plug-in: tests use this machine alone, and one that asks for another address fails.
+"""A pytest plug-in: tests use this machine alone, and one whose process asks for another address fails.
 
 The hub is offline for all tests and the processes that they start; a test that serves a hub of its own
 takes the fixture `hub_online`.
@@ -10,6 +10,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,30 +18,53 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 ASKED: list[str] = []
-"""Addresses beyond this machine that were asked for since the last test."""
-CONNECT, LOOK_UP = socket.socket.connect, socket.getaddrinfo
+"""Addresses beyond this machine that were asked for since the last test, and the test that ran then."""
+CONNECT, CONNECT_EX = socket.socket.connect, socket.socket.connect_ex
+LOOK_UP, HOST_BY_NAME = socket.getaddrinfo, socket.gethostbyname
+
+
+@cache
+def own_addresses() -> frozenset[str]:
+    """Names and addresses of this machine."""
+    name = socket.gethostname()
+    try:
+        addresses = {str(entry[4][0]) for entry in LOOK_UP(name, None)}
+    except OSError:
+        addresses = set()
+    return frozenset({"", "localhost", "0.0.0.0", "::", name, *addresses})
 
 
 def is_here(host: str | bytes | None) -> bool:
-    """Whether a host is loopback, or the name of this machine."""
-    name = host.decode() if isinstance(host, bytes) else host or "localhost"
+    """Whether a host is this machine."""
+    name = host.decode() if isinstance(host, bytes) else host or ""
     try:
-        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+        address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        return name in ("localhost", socket.gethostname())
+        return name in own_addresses()
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or name in own_addresses()
 
 
 def _refuse(host: str | bytes | None) -> None:
     if not is_here(host):
-        ASKED.append(str(host))
+        ASKED.append(f"{host} ({os.environ.get('PYTEST_CURRENT_TEST')})")
         raise ConnectionRefusedError(f"tests use this machine alone, and this one asks for {host!r}")
 
 
-def _connect(self: socket.socket, address: Any) -> None:
+def _check(connection: socket.socket, address: Any) -> None:
     # A datagram socket sends nothing when it connects: Ray asks in this way for the machine's own address.
-    if self.family != socket.AF_UNIX and self.type == socket.SOCK_STREAM:
+    if connection.family != socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
         _refuse(address[0])
+
+
+def _connect(self: socket.socket, address: Any) -> None:
+    _check(self, address)
     CONNECT(self, address)
+
+
+def _connect_ex(self: socket.socket, address: Any) -> int:
+    _check(self, address)
+    return CONNECT_EX(self, address)
 
 
 def _look_up(host: str | bytes | None, *arguments: Any, **options: Any) -> Any:
@@ -48,10 +72,16 @@ def _look_up(host: str | bytes | None, *arguments: Any, **options: Any) -> Any:
     return LOOK_UP(host, *arguments, **options)
 
 
+def _host_by_name(host: str) -> str:
+    _refuse(host)
+    return HOST_BY_NAME(host)
+
+
 def pytest_configure() -> None:
-    """Watch all connections of this process."""
+    """Watch the connections of this process."""
     socket.socket.connect = _connect  # type: ignore[assignment, method-assign]
-    socket.getaddrinfo = _look_up
+    socket.socket.connect_ex = _connect_ex  # type: ignore[method-assign]
+    socket.getaddrinfo, socket.gethostbyname = _look_up, _host_by_name
 
 
 @pytest.fixture(autouse=True)

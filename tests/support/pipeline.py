@@ -257,7 +257,7 @@ class Workplace:
         output: list[str] = []
         reader = threading.Thread(target=lambda: output.extend(process.stdout or []))
         reader.start()
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + 200
         try:
             while not list(self.runs.glob("*/recipe.yaml")) or not is_reached(self.newest()):
                 if process.poll() is not None or time.monotonic() > deadline:

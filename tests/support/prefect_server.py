@@ -21,11 +21,18 @@ from infra.processes import ServerError, wait_until
 from infra.servers import free_port, is_up, prefect_command, prefect_environment
 
 GUARD = """
-import fcntl, signal, subprocess, sys
+import fcntl, signal, subprocess, sys, time
 
 users, command = open(sys.argv[1]), sys.argv[2:]
 server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-fcntl.flock(users, fcntl.LOCK_EX)
+while True:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        break
+    except BlockingIOError:
+        if server.poll() is not None:
+            sys.exit(1)
+        time.sleep(0.2)
 server.send_signal(signal.SIGINT)
 try:
     server.wait(20)
@@ -71,7 +78,7 @@ def start_server(folder: Path, attempts: int) -> tuple[int, str]:
     """Start a server; the same pair as join_server gives.
 
     Args:
-        attempts: another program may take the port first, and a slow start would fail all tests of a process.
+        attempts: another program may take the port first, which would fail all tests of this process.
     """
     path = folder / f"users-{uuid.uuid4().hex}"
     path.touch()
@@ -96,7 +103,7 @@ def start_server(folder: Path, attempts: int) -> tuple[int, str]:
         wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of the tests", log)
     except ServerError:
         os.close(users)
-        if attempts == 1:
+        if attempts == 1 or guard.poll() is None:
             raise
         return start_server(folder, attempts - 1)
     (folder / "server.json").write_text(json.dumps({"url": url, "users": str(path), "guard": guard.pid}))

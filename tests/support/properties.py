@@ -27,6 +27,7 @@ EXAMPLES = int(os.environ.get("FED_RLHF_EXAMPLES", "0"))
 Without it, the same few are tried each time.
 """
 # Constants of the modules that are loaded, which a test before may have imported, would be among the inputs.
+assert hasattr(providers, "_get_local_constants"), "this version of hypothesis has another name for it"
 providers._get_local_constants = lambda: providers._local_constants
 TIER = [pytest.mark.long] if EXAMPLES else []
 """The marks of a module of properties."""

@@ -4,6 +4,7 @@ import logging
 import pickle
 import shutil
 import threading
+import time
 import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -344,6 +345,7 @@ def test_a_device_is_lent_to_one_task_at_a_time_and_all_devices_are_used(debug):
         for _ in range(5):
             with pool.borrow(recipe.runtime) as device, lending.hold(device):
                 lending.all_lent.wait(60)
+                time.sleep(0.002)
 
     threads = [threading.Thread(target=borrow_often) for _ in range(8)]
     for thread in threads:

@@ -419,6 +419,7 @@ def test_the_alias_moves_with_runs_of_one_experiment_and_stays_for_others_and_be
     assert not may_move_alias(client, "model", child(experiment))  # in a benchmark
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*An input example was not provided")
 def test_a_registered_policy_loads_with_pyfunc_and_gives_the_policys_completions(
     registered, phase, debug, client, tmp_path
@@ -454,6 +455,7 @@ print(model.predict(pandas.DataFrame({"prompt": ["a paper on cats"]}))["completi
 """
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*An input example was not provided")
 def test_a_registered_policy_keeps_its_backbone_in_the_users_cache(registered, debug, tmp_path):
     (uri, _), folder = registered

@@ -109,6 +109,7 @@ def first_run(wheel, fill_home, tmp_path_factory):
     return folder, wheel.fed_rlhf(folder, "run", "debug", **cache)
 
 
+@pytest.mark.long
 def test_a_run_is_written_under_the_working_folder(first_run, wheel):
     place, run = first_run
     (folder,) = place.glob("runs/debug-*")
@@ -123,6 +124,7 @@ def test_a_run_is_written_under_the_working_folder(first_run, wheel):
     assert "finished" in wheel.fed_rlhf(place, "runs").stdout
 
 
+@pytest.mark.long
 def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_and_no_other_warning(
     first_run,
 ):
@@ -133,6 +135,7 @@ def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_
     assert not NOISE.findall(run.stdout)
 
 
+@pytest.mark.long
 def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(first_run):
     _, run = first_run
     assert run.stdout.lstrip().startswith("debug, seed 0: fedbis, 3 rounds")
