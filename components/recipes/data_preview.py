@@ -55,6 +55,8 @@ class DataPreview:
 
 _last: dict[str, DataSet] = {}
 """The data that this process read last, by what they depend on: a run and arms of a benchmark share them."""
+_met: list[tuple[DataSet, list[str]]] = []
+"""These data, where they have met their expectations, and the warnings of that."""
 
 
 def assembled(data: DataConfig, seed: int) -> DataSet:
@@ -73,6 +75,7 @@ def assembled(data: DataConfig, seed: int) -> DataSet:
         read = assemble(data, seed)  # perhaps from the copies of a run, which its warnings name
         data_set = replace(read, warnings=tuple(with_original_names(data, one) for one in read.warnings))
         _last.clear()
+        _met.clear()
         _last[key] = data_set
     return data_set
 
@@ -137,9 +140,7 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
             rows = data_set.tables["pairs"][[*TEXTS]].itertuples(index=False)
             warnings += hidden_warnings(dated, [Pair(*texts) for texts in rows])
     if with_expectations:
-        from components.data.validation import validate  # imports Great Expectations
-
-        warnings += validate(data_set.tables, expected(data_set, recipe.data), None).warnings
+        warnings += _expectation_warnings(data_set, recipe.data)
     return DataPreview(
         rows=data_set.rows,
         clients=len(active),
@@ -148,6 +149,17 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
         sizes=(min(active.values()), max(active.values())),
         warnings=tuple(warnings),
     )
+
+
+def _expectation_warnings(data_set: DataSet, data: DataConfig) -> list[str]:
+    from components.data.validation import validate  # imports Great Expectations
+
+    for known, warnings in _met:
+        if known is data_set:
+            return warnings
+    warnings = validate(data_set.tables, expected(data_set, data), None).warnings
+    _met[:] = [(data_set, warnings)] if any(data_set is one for one in _last.values()) else []
+    return warnings
 
 
 def _hub_keys(data: DataConfig) -> Iterator[str]:

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from components.config import (
@@ -345,6 +346,7 @@ def training_time(recipe: Recipe, prompts: int | None) -> tuple[dict[str, float]
     )
 
 
+@cache
 def flops_per_second(device: str) -> float:
     """Floating-point operations per second of products of matrices, in the precision that models train in."""
     import torch

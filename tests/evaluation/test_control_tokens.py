@@ -67,7 +67,7 @@ def test_a_text_with_control_tokens_is_refused_by_check_and_run_with_its_number_
 
 
 @pytest.mark.parametrize("case", TEXTS)
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", pytest.param("test", marks=pytest.mark.long)])
 def test_escaped_texts_have_no_control_tokens_and_are_counted(case, split, tmp_path):
     loaded = recipe(tmp_path, rows(TEXTS[case] | {"split": split}), "data.control_tokens=escape")
     (warning,) = [text for text in preview_data(loaded).warnings if "control tokens" in text]

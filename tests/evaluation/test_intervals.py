@@ -186,7 +186,13 @@ CASES = [
 """Standard deviations of seeds, of units, and of the rest."""
 
 
-@pytest.mark.parametrize(("seeds", "units"), [(3, 8), (3, 24), (3, 75), (5, 8), (5, 75)])
+@pytest.mark.parametrize(
+    ("seeds", "units"),
+    [
+        (3, 24),
+        *(pytest.param(*sizes, marks=pytest.mark.long) for sizes in [(3, 8), (3, 75), (5, 8), (5, 75)]),
+    ],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_the_interval_covers_the_mean_wherever_the_variance_is(case, seeds, units):
     numbers = np.random.default_rng(0)

@@ -73,8 +73,8 @@ class KilledRun:
         run_bare_loop(self.recipe, self.prepared, self.folder, self.trainer)
 
 
-EXAMPLES = ("fedbiscuit", "fedpdpo", "firm")
-"""Clusters, private modules, and objectives."""
+EXAMPLES = ("fedpdpo", "firm")
+"""Private modules, and objectives."""
 
 
 @pytest.mark.parametrize("variant", with_examples(VARIANTS, EXAMPLES))

@@ -230,12 +230,14 @@ def mlflow_runs(finished):
     return parent, [run for run in runs if run is not parent]
 
 
+@pytest.mark.long
 def test_mlflow_has_one_run_for_each_arm_and_seed_under_one_parent(mlflow_runs):
     parent, children = mlflow_runs
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert sorted(child.data.tags["method"] for child in children) == ["fedbiscuit"] * 2 + ["feddpo"] * 2
 
 
+@pytest.mark.long
 def test_the_mlflow_run_of_an_arm_has_the_metrics_of_all_phases(mlflow_runs):
     for child in mlflow_runs[1]:
         expected = {"aligned_vs_base/win_rate", "accuracy/mean"}

@@ -16,6 +16,8 @@ from tasks.runs import Run
 from tests.support.command_line import fed_rlhf
 from tests.support.pipeline import ROOT, environment_without
 
+pytestmark = [pytest.mark.long, pytest.mark.pipeline]
+
 STAGES = [
     "check_recipe",
     "fetch_backbone",
@@ -116,7 +118,6 @@ def checkout(new_workplace, tmp_path_factory):
     return checkout
 
 
-@pytest.mark.long
 def test_a_repetition_of_the_same_stages_has_the_same_outputs(checkout):
     first = checkout.hashes
     phases = ["federate", "align", "evaluate"]
@@ -127,7 +128,6 @@ def test_a_repetition_of_the_same_stages_has_the_same_outputs(checkout):
     assert record.aggregation_seconds > 0
 
 
-@pytest.mark.long
 def test_a_colleague_pulls_the_results_and_repeats_what_a_change_concerns(checkout, new_workplace, tmp_path):
     """The results are those of the checkout that pushed, which does not exist any more."""
     colleague = Checkout(tmp_path / "colleague", new_workplace("colleague"))
@@ -160,7 +160,6 @@ def test_a_colleague_pulls_the_results_and_repeats_what_a_change_concerns(checko
     assert not [path for path in written if moved in path.read_bytes()]
 
 
-@pytest.mark.long
 def test_dvc_runs_the_stages_that_a_change_concerns_and_no_others(checkout):
     first = checkout.result.read_text()
     assert checkout.repeated("") == ["check_recipe"], "it reads files that DVC does not know"
@@ -176,7 +175,6 @@ def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
     assert checkout.dvc("repro", "--dry") == ["check_recipe", "federate"]
 
 
-@pytest.mark.long
 def test_dvc_repeats_the_stages_of_a_data_file_whose_labels_change(checkout):
     own_data = "data.source=jsonl data.path=pairs.jsonl data.options={} data.partition=iid data.clients=4"
     answers = [("Yes, {}.", "No, and not {}."), ("Yes, {} and more.", "No {}.")]

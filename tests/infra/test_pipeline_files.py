@@ -373,7 +373,7 @@ def test_a_test_that_fails_twice_is_red_and_one_that_fails_once_is_named(gate):
     )
     assert status == 2
     assert "FAILED test_some.py::test_wrong - assert (1 + 1) == 3" in lines
-    assert "unstable: test_some.py::test_unstable - E   AssertionError: the first time" in lines
+    assert "unstable: test_some.py::test_unstable - AssertionError: the first time" in lines
     assert lines[-1].endswith("make fix")
 
 

@@ -19,7 +19,8 @@ from components.models.continuous_batch import (
 from components.models.generation import generate_completions, split_requests
 from components.models.key_values import SPARE_COLUMNS
 from components.models.samples import GenerationSettings
-from tests.support.random_models import FAMILIES, build_random
+from tests.support.long_tier import with_examples
+from tests.support.random_models import EXAMPLES, FAMILIES, build_random
 from tests.support.recording import record_calls
 
 OTHERS = {"gpt2": {}, "gpt_neox": {}, "phi3": {"num_key_value_heads": 4}, "olmo2": {}}
@@ -27,7 +28,7 @@ STOP_IDS = [3, 5, 30, 31]
 ENCODED = [[7, 8], [9, 10, 11, 12, 13], [14], [15, 16, 17], [18, 19, 20, 21, 22, 23, 24], [25, 26, 27]]
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *OTHERS])
+@pytest.fixture(scope="module", params=with_examples([*FAMILIES, *OTHERS], EXAMPLES))
 def model(request):
     return build_random(request.param, **OTHERS.get(request.param, {}))
 

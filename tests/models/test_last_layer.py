@@ -9,7 +9,8 @@ from peft import LoraConfig, get_peft_model
 
 from components.concurrency import run_concurrently
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
-from tests.support.random_models import FAMILIES, build_random
+from tests.support.long_tier import with_examples
+from tests.support.random_models import EXAMPLES, FAMILIES, build_random
 from tests.support.recording import record_calls
 
 OTHER_FAMILIES = ("gpt2", "gpt_neox", "phi3", "olmo2")
@@ -18,7 +19,7 @@ IDS = torch.arange(1, 25).reshape(3, 8)
 LAST = torch.tensor([7, 2, 5])
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, "cohere", "granite"])
+@pytest.fixture(scope="module", params=with_examples([*FAMILIES, "cohere", "granite"], EXAMPLES))
 def model(request):
     settings = {"residual_multiplier": 0.5} if request.param == "granite" else {}
     return build_random(request.param, **settings)

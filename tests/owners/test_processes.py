@@ -194,6 +194,7 @@ def test_a_job_that_is_carried_out_again_has_the_bytes_that_were_sent_unless_the
         replay(home / "runs")
 
 
+@pytest.mark.long
 def test_the_error_of_a_job_stays_with_its_owner_and_the_process_goes_on(work, host, faults):
     loop, _, ask = work
     ask("bea")

@@ -26,6 +26,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": SLIDING,
 }
 """Families whose layers have the parts of Llama's, with settings that short texts are affected by."""
+EXAMPLES = ("llama", "gemma3_text")
+"""One without and one with a window and further norms."""
 
 
 def build_random(family: str, **settings: Any) -> PreTrainedModel:

@@ -6,10 +6,11 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print a line for each of them, with the last line of its failure."""
+    """Print a line for each of them, with the first line of its failure."""
     stats = terminalreporter.stats
     failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, [])}
-    lines = {report.nodeid: report.longreprtext.strip() for report in stats.get("rerun", [])}
-    for name, text in lines.items():
-        if name not in failed:
-            terminalreporter.write_line(f"unstable: {name} - {text.rpartition(chr(10))[2]}")
+    for report in stats.get("rerun", []):
+        if report.nodeid not in failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = crash.message if crash is not None else report.longreprtext
+            terminalreporter.write_line(f"unstable: {report.nodeid} - {message.partition(chr(10))[0]}")
