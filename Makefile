@@ -33,13 +33,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install  ## the whole pipeline on the recipe summarization/demo
 	@$(BIN)/fed-rlhf run summarization/demo
 
-test: install  ## every behavior, in two processes; PYTEST_ARGS are passed to pytest
+test: install  ## unit tests and an example of each promise of the pipeline, in two processes; PYTEST_ARGS are passed to pytest
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(PYTEST_ARGS)
 
 test-fast: install  ## without whole runs, servers and processes of their own
 	@$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not pipeline' $(PYTEST_ARGS)
 
-test-long: install  ## the same behavior over every method, on Ray, under kills and many random inputs; hours, and continues
+test-long: install  ## all other tests: whole runs, every method, Ray, servers, kills, many random inputs; continues where it was stopped
 	@$(BIN)/python -m tests.support.long_tier --run $(FILES)
 
 fix: install  ## write what `make lint` compares: formats, reference pages, tables of results; with LOSS_CURVES=1 the stored loss curves too
