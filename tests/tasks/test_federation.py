@@ -525,6 +525,28 @@ def test_rounds_of_other_workers_are_not_resumed(without_dropout, prepared, tmp_
     assert len(fingerprints) == 3
 
 
+@pytest.mark.parametrize(
+    ("setting", "is_other"),
+    [
+        ("seed=5", True),
+        ("selector.lora.r=3", True),
+        ("federation.local_steps=7", True),
+        ("federation.method=feddpo", True),
+        ("policy.max_new_tokens=9", False),  # the rounds train a selector
+        ("evaluation.judge.steps=5", False),
+    ],
+)
+def test_commits_belong_to_the_seed_and_the_settings_of_the_rounds(
+    debug, prepared, tmp_path, setting, is_other
+):
+    run = create_run(debug, tmp_path / "run")
+    shutil.copytree(prepared, run.prepared)
+    plain, changed = (
+        open_commits(run, recipe).fingerprint for recipe in (debug, load_recipe("debug", [setting]))
+    )
+    assert (plain != changed) == is_other
+
+
 def train_clients(recipe, prepared, folder, workers):
     """Hashes of the adapters that four clients train, so many of them concurrently."""
     store = AdapterStore(folder / "adapters")
