@@ -17,11 +17,8 @@ def threads(request):
     return request.param
 
 
-def test_work_on_the_cpu_has_two_parts_where_there_are_threads_for_both(threads):
+def test_work_on_the_cpu_has_two_parts_where_there_are_threads_for_both_and_on_a_gpu_one(threads):
     assert concurrent_parts(torch.device("cpu")) == min(2, threads)
-
-
-def test_work_on_a_gpu_has_one_part(threads):
     assert concurrent_parts(torch.device("cuda:0")) == 1
 
 

@@ -102,11 +102,8 @@ def without_malloc_variables(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_other_processes_get_the_settings_of_this_one(without_malloc_variables):
+def test_other_processes_and_the_image_get_the_settings_of_this_one(without_malloc_variables):
     assert malloc_variables() == {name: str(value) for name, (_, value) in MALLOC.items()}
-
-
-def test_the_image_has_the_same_settings(without_malloc_variables):
     image = (ROOT / "infra" / "Dockerfile").read_text(encoding="utf-8")
     settings = " ".join(f"{name}={value}" for name, value in malloc_variables().items())
     assert settings in image
@@ -162,13 +159,10 @@ def log_record(error):
     return logging.LogRecord("x", logging.ERROR, "x.py", 1, "failed", (), (type(error), error, None))
 
 
-def test_a_user_error_is_logged_without_a_stack_trace():
+def test_errors_are_logged_with_a_stack_trace_but_for_those_of_the_user():
     record = log_record(UserError("leave it out"))
     assert USER_ERROR_FILTER.filter(record)
     assert record.exc_info is None
-
-
-def test_any_other_error_is_logged_with_its_stack_trace():
     record = log_record(KeyError("x"))
     assert USER_ERROR_FILTER.filter(record)
     assert record.exc_info is not None

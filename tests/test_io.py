@@ -12,14 +12,11 @@ from components import paths
 from components.io import DamagedFileError, file_hash, read_json, read_mapping, write_atomically, write_json
 
 
-def test_a_file_is_written_with_its_folders(tmp_path):
+def test_a_file_is_written_with_its_folders_and_can_be_read_by_others(tmp_path):
     path = tmp_path / "a" / "b" / "file.bin"
     write_atomically(path, b"content")
     assert path.read_bytes() == b"content"
     assert os.listdir(path.parent) == ["file.bin"]
-
-
-def test_a_written_file_can_be_read_by_others(tmp_path):
     write_atomically(tmp_path / "file", b"x")
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o644
 
@@ -58,14 +55,11 @@ def test_a_file_that_is_no_json_is_named(tmp_path, content):
         read_json(path)
 
 
-def test_json_is_read_back_and_ends_with_a_line_break(tmp_path):
+def test_json_is_read_back_with_paths_as_text_and_ends_with_a_line_break(tmp_path):
     content = {"a": [1, 2.5, None], "b": {"c": "text"}}
     write_json(tmp_path / "file.json", content)
     assert read_json(tmp_path / "file.json") == content
     assert (tmp_path / "file.json").read_text().endswith("}\n")
-
-
-def test_a_path_is_written_to_json_as_text(tmp_path):
     write_json(tmp_path / "file.json", {"folder": Path("a/b")})
     assert json.loads((tmp_path / "file.json").read_text()) == {"folder": "a/b"}
 

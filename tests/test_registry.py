@@ -45,27 +45,17 @@ def registry(monkeypatch):
     return shapes
 
 
-def test_names_are_those_of_the_package_and_of_installed_packages(registry):
+def test_names_are_those_of_the_package_and_of_installed_ones_that_do_not_replace_them(registry):
     assert registry.names() == ["broken", "circle", "missing", "square"]
     assert "square" in registry
     assert "triangle" not in registry
-
-
-def test_an_implementation_is_loaded_by_its_name(registry):
     assert registry.load("circle") is Circle
     assert registry.load("square") is Square
 
 
-def test_a_built_in_name_is_not_replaced_by_a_package(registry):
-    assert registry.load("circle") is Circle
-
-
-def test_an_unknown_name_is_refused_with_all_names_and_the_nearest(registry):
+def test_an_unknown_name_is_refused_under_its_key_with_all_names_and_the_nearest(registry):
     with pytest.raises(RecipeError, match=r"shape 'sqare' is not known.*circle.*Did you mean 'square'\?"):
         registry.load("sqare")
-
-
-def test_an_unknown_name_is_refused_under_the_key_of_the_recipe(registry):
     with pytest.raises(RecipeError, match=r"drawing\.shape 'x' is not known"):
         registry.load("x", "drawing.shape")
 
@@ -92,13 +82,10 @@ def test_each_registry_of_sections_refuses_a_section_without_behaviour(registry,
         registry.load("odd")
 
 
-def test_a_registry_without_names_says_so():
+def test_names_are_registered_without_an_import_and_a_registry_without_names_says_so():
     with pytest.raises(RecipeError, match=r"'x' is not known; there are: none"):
         Registry("shape", GROUP, {}).load("x")
-
-
-def test_names_are_registered_without_an_import():
-    """A check of a recipe imports only what the recipe names."""
+    # A check of a recipe imports only what the recipe names.
     lazy = Registry("shape", GROUP, {"far": "no_such_module:Far"})
     assert lazy.names() == ["far"]
     with pytest.raises(ModuleNotFoundError):

@@ -128,14 +128,11 @@ def test_what_the_registry_and_the_judge_tell_of_a_run_is_no_part_of_the_result_
     assert "seconds" not in path.read_text()
 
 
-def test_nan_and_infinity_are_read_back(tmp_path):
+def test_a_file_has_the_schema_version_of_the_table_and_nan_and_infinity_are_read_back(tmp_path):
     make_evaluation(mean=math.nan, worst=-math.inf).write(tmp_path / "result.json")
     accuracy = RoundEvaluation.read(tmp_path / "result.json").accuracy
     assert math.isnan(accuracy.mean)
     assert accuracy.worst == -math.inf
-
-
-def test_a_file_has_the_schema_version_of_the_versions_table(tmp_path):
     make_evaluation().write(tmp_path / "result.json")
     assert json.loads((tmp_path / "result.json").read_text())["schema_version"] == RESULTS
 
@@ -185,12 +182,9 @@ def test_merged_metrics_have_the_numbers_of_all_and_the_last_of_equal_names():
     assert first.scalars == {"loss": 1.0, "kl": 2.0}
 
 
-def test_client_means_have_every_scalar_of_every_client():
+def test_a_step_has_the_means_of_every_scalar_and_ends_its_round_when_it_is_complete():
     step = make_step({"ada": {"loss": 1.0, "a/new/metric": 5.0}, "bea": {"loss": 3.0, "kl": 0.5}})
     assert step.client_means() == {"loss": 2.0, "a/new/metric": 5.0, "kl": 0.5}
-
-
-def test_a_step_ends_its_round_when_a_round_is_complete_after_it():
     assert make_step({}, round=0, rounds_done=1).ends_round
     assert not make_step({}, round=1, rounds_done=1).ends_round
 

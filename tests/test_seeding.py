@@ -27,11 +27,8 @@ def test_seed_purpose_round_and_type_each_change_the_seed():
     assert len(seeds) == 9
 
 
-def test_joined_names_do_not_collide():
+def test_derived_seeds_do_not_collide_fill_63_bits_and_torch_accepts_them():
     assert derive(0, "a", "b") != derive(0, "ab")
-
-
-def test_derived_seeds_fill_63_bits_and_torch_accepts_them():
     seeds = [derive(i, "x") for i in range(2000)]
     assert len(set(seeds)) == 2000
     assert min(seeds) >= 0
@@ -39,38 +36,29 @@ def test_derived_seeds_fill_63_bits_and_torch_accepts_them():
     torch.Generator().manual_seed(max(seeds))
 
 
-def test_two_generators_of_one_purpose_draw_the_same_numbers():
+def test_two_generators_of_one_purpose_draw_the_same_numbers_and_leave_the_global_one():
     first = generator(1, "sample", 2).integers(0, 2**40, 8)
     second = generator(1, "sample", 2).integers(0, 2**40, 8)
     other = generator(1, "sample", 3).integers(0, 2**40, 8)
     assert (first == second).all()
     assert (first != other).any()
-
-
-def test_a_generator_leaves_the_global_one_as_it_is():
     np.random.seed(0)
     before = np.random.get_state()[1].copy()
     generator(1, "sample", 2).integers(0, 2**40, 8)
     assert (np.random.get_state()[1] == before).all()
 
 
-def test_a_seeded_device_draws_the_same_numbers_each_time():
+def test_a_seeded_device_draws_the_same_numbers_and_restores_its_state_even_after_an_error():
     with seeded("cpu", 7):
         first = torch.rand(3)
     with seeded("cpu", 7):
         assert torch.equal(torch.rand(3), first)
-
-
-def test_the_state_of_a_seeded_device_is_restored():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
     with seeded("cpu", 7):
         torch.rand(3)
     assert torch.equal(torch.rand(3), expected)
-
-
-def test_the_state_of_a_seeded_device_is_restored_after_an_error():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)

@@ -23,11 +23,8 @@ def test_rewards_that_are_not_trained_have_no_version(kind):
     assert REWARDS.load(kind).artifact_version is None
 
 
-def test_trees_of_thoughts_have_a_version_for_each_way_to_read_scores():
+def test_trees_of_thoughts_and_stored_results_have_the_versions_of_the_table():
     assert set(versions.THOUGHT_TREES) == set(get_args(EvaluatorOptions.model_fields["read"].annotation))
-
-
-def test_stored_results_have_the_version_of_the_table():
     assert StoredResult.model_fields["schema_version"].default == versions.RESULTS
 
 

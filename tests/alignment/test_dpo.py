@@ -78,13 +78,10 @@ def alignment(debug, tmp_path_factory):
     return SimpleNamespace(result=result, folder=folder, calls=calls, drawn_after=torch.rand(1))
 
 
-def test_alignment_takes_the_configured_number_of_steps_and_reports_each(alignment):
+def test_alignment_takes_and_reports_its_steps_lowers_the_loss_and_leaves_the_reference(alignment):
     assert alignment.result.metrics["pairs"] == 8
     assert alignment.result.metrics["steps"] == len(alignment.result.history) == 4
     assert alignment.calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
-
-
-def test_alignment_lowers_the_loss_and_moves_away_from_the_reference(alignment):
     first, *_, last = alignment.result.history
     assert first["loss"] == pytest.approx(math.log(2), abs=1e-4)
     assert last["loss"] < first["loss"]
@@ -179,12 +176,9 @@ def test_without_prompts_there_is_no_kl(debug, reference_adapter):
 # --- Errors
 
 
-def test_alignment_without_pairs_is_refused(debug, config_with, tmp_path):
+def test_alignment_without_pairs_or_with_a_missing_reference_adapter_is_refused(debug, config_with, tmp_path):
     with pytest.raises(UserError, match="no labeled pairs"):
         align(debug, config_with(), tmp_path, pairs=[])
-
-
-def test_a_missing_reference_adapter_is_refused_with_its_folder(debug, config_with, tmp_path):
     config = config_with("sft", tmp_path / "nowhere")
     with pytest.raises(AdapterError, match=r"reference_adapter .*nowhere: this is not a PEFT adapter folder"):
         prepare_model(Policy(debug.policy, "cpu"), config, 0)

@@ -100,28 +100,22 @@ def test_prompts_show_the_thoughts_before_the_next_one():
     assert models.prompts[0].rstrip().endswith("Next thought:")
 
 
-def test_a_beam_extends_the_best_prefixes_only():
+def test_a_beam_extends_the_best_prefixes_only_and_without_one_all_are_extended():
     models, tree = grow_scripted({"t0": 6, "t1": 8}, ThoughtsConfig(depth=3, beam=1))
     assert len(tree.nodes) == 6
     assert {node.parent for node in tree.nodes if node.depth == 2} == {1}
     assert len(models.prompts) == 6
-
-
-def test_without_a_beam_all_prefixes_are_extended():
     _, tree = grow_scripted({}, ThoughtsConfig(depth=3))
     assert len(tree.nodes) == 2 + 4 + 8
 
 
-def test_empty_thoughts_are_not_scored_and_nothing_is_grown_from_a_thought_without_a_score():
+def test_empty_thoughts_and_those_without_a_score_are_not_extended_and_give_no_pairs():
     models, tree = grow_scripted({"t0": None, "t3": None}, texts={"t2": "  \n "})
     assert [node.parent for node in tree.nodes] == [-1, -1, 1, 1]
     empty = tree.nodes[2]
     assert (empty.thought, empty.asked, empty.score) == ("", 0, None)
     assert models.scored == [["t0", "t1"], ["t3"]]
     assert tree.path == (1,)
-
-
-def test_a_tree_without_any_score_ends_early_and_gives_no_pairs():
     _, tree = grow_scripted({"t0": None, "t1": None})
     assert tree.path == ()
     assert len(tree.nodes) == 2
@@ -528,14 +522,11 @@ def expected_by_full_passes(evaluator, prompt):
     return sum(number * share for number, share in mass.items()) / sum(mass.values())
 
 
-def test_expected_scores_count_a_one_with_a_zero_after_it_as_ten_in_a_padded_batch_too(expected_evaluator):
+def test_expected_scores_count_a_one_and_a_zero_as_ten_in_any_batch_and_any_order(expected_evaluator):
     assert [len(number) for number in expected_evaluator._numbers] == [1] * 9 + [2]
     scores = expected_evaluator.score([Request(prompt, 0) for prompt in THOUGHT_PROMPTS])
     alone = [expected_by_full_passes(expected_evaluator, prompt) for prompt in THOUGHT_PROMPTS]
     assert scores == [(pytest.approx(score, rel=1e-5), 1) for score in alone]
-
-
-def test_expected_scores_do_not_depend_on_the_order_and_equal_prompts_have_equal_ones(expected_evaluator):
     requests = [Request(prompt, 0) for prompt in THOUGHT_PROMPTS]
     scores = expected_evaluator.score([*requests, requests[0]])
     assert scores[0] == scores[-1]
@@ -582,12 +573,9 @@ def test_an_endpoints_answer_is_parsed_as_finished_or_as_cut_off(debug, monkeypa
     assert models.score([Request("x", 0)]) == [(score, 1)]
 
 
-def test_expected_scores_are_refused_for_an_endpoint():
+def test_an_endpoint_has_no_expected_scores_and_is_named_if_it_cannot_be_reached(debug):
     with pytest.raises(ValueError, match="read 'expected' needs the probabilities .* set read to 'text'"):
         EvaluatorOptions(base_url="http://127.0.0.1:1/v1", read="expected")
-
-
-def test_an_endpoint_that_cannot_be_reached_is_an_error_with_its_address(debug):
     options = EvaluatorOptions(base_url="http://127.0.0.1:1/v1", model="m", retries=0)
     models = TreeModels(debug.policy, ThoughtsConfig(evaluator=options), "cpu")
     assert isinstance(models.writer, Policy)

@@ -74,26 +74,17 @@ def complete(words):
     return fed_rlhf(variables=variables).stdout.split()
 
 
-def test_help_lists_all_commands():
+def test_help_lists_commands_in_full_and_the_version_has_the_commit_of_a_checkout(monkeypatch):
     result = fed_rlhf("--help")
     assert result.exit_code == 0
-    listed = result.stdout.partition("Commands:")[2].splitlines()
-    assert [line.split()[0] for line in listed if line.strip()] == COMMANDS
-
-
-def test_the_version_is_that_of_the_package_with_the_commit_of_the_checkout():
+    listed = result.stdout.partition("Commands:")[2]
+    assert [line.split()[0] for line in listed.splitlines() if line.strip()] == COMMANDS
+    assert "..." not in listed
     result = fed_rlhf("--version")
     assert result.exit_code == 0
     assert result.stdout == f"fed-rlhf {version('fed-rlhf')} (commit {git_commit()})\n"
-
-
-def test_the_version_outside_a_checkout_has_no_commit(monkeypatch):
     monkeypatch.setattr(paths, "PACKAGE", Path("/nonexistent"))
     assert fed_rlhf("--version").stdout == f"fed-rlhf {version('fed-rlhf')}\n"
-
-
-def test_help_does_not_truncate_the_description_of_a_command():
-    assert "..." not in fed_rlhf("--help").stdout.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -148,14 +139,11 @@ def test_benchmark_names_are_completed():
     assert complete("fed-rlhf benchmark multi") == expected
 
 
-def test_recipes_are_listed_with_their_methods():
+def test_recipes_are_listed_with_their_methods_and_the_values_that_a_run_has():
     lines = fed_rlhf("recipes").stdout.splitlines()
     assert lines[0].split() == ["recipe", "method", "source", "rounds", "policy"]
     assert [line.split()[0] for line in lines[1:]] == recipe_names()
     assert ["debug", "fedbis", "aclsum", "3", "tiny-random"] in [line.split() for line in lines]
-
-
-def test_recipes_are_listed_with_the_values_that_a_run_has():
     for row in list_recipes():
         recipe = load_recipe(row.recipe)
         assert row.method == recipe.federation.method
@@ -233,13 +221,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(command, runs):
     assert not runs.exists()
 
 
-def test_a_value_out_of_range_is_refused_with_its_key_and_value():
+def test_a_value_out_of_range_and_an_unknown_method_are_refused_with_what_is_accepted():
     error = refusal("check", "debug", "federation.rounds=0")
     assert "federation.rounds" in error
     assert "0" in error
-
-
-def test_an_unknown_method_is_refused_with_the_known_ones():
     error = refusal("check", "debug", "federation.method=fedbiss")
     assert "'fedbiss'" in error
     assert "'fedbis'" in error
@@ -264,8 +249,11 @@ def test_a_benchmark_is_checked_without_writing_anything(tmp_path, runs):
     assert not runs.exists()
 
 
-def test_an_unknown_benchmark_is_refused():
+def test_an_unknown_benchmark_is_refused_also_to_be_resumed(runs):
     assert "'nothing'" in refusal("benchmark", "nothing", "--check")
+    error = refusal("benchmark", "--resume", "benchmark-1")
+    assert "'benchmark-1'" in error
+    assert str(runs) in error
 
 
 def test_a_resumed_benchmark_takes_no_name_and_no_override_but_more_seeds(runs):
@@ -287,12 +275,6 @@ def test_runs_are_published_of_a_benchmark_that_is_named_by_resume_alone(runs, t
     assert result.stdout == f"{file}: 0 new lines\n"
     assert "--resume FOLDER alone" in refusal("benchmark", "debug", "--publish", str(file))
     assert "--resume FOLDER alone" in refusal("benchmark", "--publish", str(file))
-
-
-def test_an_unknown_benchmark_to_resume_is_refused(runs):
-    error = refusal("benchmark", "--resume", "benchmark-1")
-    assert "'benchmark-1'" in error
-    assert str(runs) in error
 
 
 @pytest.mark.parametrize(

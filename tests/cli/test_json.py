@@ -72,27 +72,21 @@ def test_a_stage_of_a_check_has_the_documented_fields_and_a_total():
         assert terms.pop("total") == sum(terms.values())
 
 
-def test_a_run_has_its_state_folder_and_time(opened):
+def test_a_run_has_its_state_folder_and_time_and_the_metrics_of_its_report(opened):
     (run,) = printed("runs")
     assert run["run"] == "debug-1"
     assert run["state"] == "stopped: prepare"
     assert run["folder"] == str(opened.folder)
     assert datetime.now(UTC) - datetime.fromisoformat(run["written"]) < timedelta(minutes=1)
     assert run["size"] == sum(path.stat().st_size for path in opened.folder.rglob("*") if path.is_file())
-
-
-def test_a_shown_run_has_the_metrics_of_its_report(opened):
     assert printed("show", "debug-1")["metrics"] is None
     opened.report.mkdir()
     (opened.report / "metrics.json").write_text('{"after/accuracy/mean": 0.5}')
     assert printed("show", "debug-1")["metrics"] == {"after/accuracy/mean": 0.5}
 
 
-def test_the_lists_are_those_of_the_tables():
+def test_the_lists_are_those_of_the_tables_and_no_runs_an_empty_one(tmp_path, monkeypatch):
     assert [row["recipe"] for row in printed("recipes")] == recipe_names()
-
-
-def test_no_runs_are_an_empty_list(tmp_path, monkeypatch):
     monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "empty"))
     assert printed("runs") == []
 

@@ -107,12 +107,18 @@ def test_a_run_has_its_recipe_with_the_overrides(finished, tmp_path):
     assert recipe == store_inputs(load_recipe("debug", [*OVERRIDES, *chosen]), tmp_path)
 
 
-def test_the_table_shows_recipe_method_state_and_age_of_a_finished_run(copied):
+def test_a_finished_run_is_listed_and_shown_with_its_report_and_its_mlflow_run(copied):
     row = table_row(copied.name)
     assert row["recipe"] == "debug"
     assert row["method"] == "fedbis"
     assert row["state"] == "finished"
     assert re.fullmatch("now|(a|[0-9]+) (second|minute)s? ago", row["last written"])
+    assert table_row(copied.name)["size"] == f"{folder_size(copied) / 1e6:.1f} MB"
+    shown = fed_rlhf("show", copied.name).stdout
+    assert f"{copied.name}: debug, fedbis, finished" in shown
+    assert str(copied) in shown
+    assert Run("run", copied).metadata()["mlflow_run_id"] in shown
+    assert (copied / "report" / "summary.txt").read_text().rstrip() in shown
 
 
 def test_the_headline_figures_are_those_of_the_report(finished, copied):
@@ -130,18 +136,6 @@ def test_the_headline_has_the_worst_client_and_the_spread_and_leaves_out_what_is
     clients = {"after/accuracy/worst": 0.6, "after/accuracy/spread": 0.1}
     assert format_headline(metrics | clients) == "accuracy 0.500 -> 0.750 (worst client 0.600, spread 0.100)"
     assert format_headline({"aligned_vs_base/win_rate": 0.5}) == "win rate 50.0%"
-
-
-def test_the_size_is_that_of_the_folder(copied):
-    assert table_row(copied.name)["size"] == f"{folder_size(copied) / 1e6:.1f} MB"
-
-
-def test_a_finished_run_is_shown_with_its_report_and_its_mlflow_run(copied):
-    shown = fed_rlhf("show", copied.name).stdout
-    assert f"{copied.name}: debug, fedbis, finished" in shown
-    assert str(copied) in shown
-    assert Run("run", copied).metadata()["mlflow_run_id"] in shown
-    assert (copied / "report" / "summary.txt").read_text().rstrip() in shown
 
 
 def test_a_stopped_run_is_resumed_with_its_own_recipe(finished):
@@ -162,15 +156,12 @@ def test_run_ids_are_completed(copied):
     assert fed_rlhf(variables=variables).stdout.split() == [copied.name]
 
 
-def test_a_stopped_run_is_listed_with_the_first_phase_that_is_not_complete(opened):
+def test_a_run_is_listed_as_running_or_with_the_first_phase_that_is_not_complete(opened):
+    with lock(opened):
+        assert table_row("debug-1")["state"] == "running: prepare"
     opened.mark_done("prepare")
     assert table_row("debug-1")["state"] == "stopped: federate"
     assert table_row("debug-1")["headline"] == "-"
-
-
-def test_a_run_that_a_process_works_on_is_listed_as_running(opened):
-    with lock(opened):
-        assert table_row("debug-1")["state"] == "running: prepare"
 
 
 def test_a_stopped_run_is_shown_with_the_command_that_resumes_it(opened):
@@ -182,17 +173,14 @@ def test_a_stopped_run_is_shown_with_the_command_that_resumes_it(opened):
     assert "fed-rlhf resume debug-1" in shown
 
 
-def test_a_run_whose_recipe_is_no_longer_accepted_is_listed(opened):
+def test_a_run_of_another_version_is_listed_with_what_its_recipe_tells(opened):
+    path = opened.folder / "recipe.yaml"
+    path.write_text(path.read_text().replace("  method: fedbis\n", "  method: gone\n  cycles: 3\n"))
+    assert (table_row("debug-1")["recipe"], table_row("debug-1")["method"]) == ("debug", "gone")
     (opened.folder / "recipe.yaml").write_text("federation: {method: gone}\n")
     row = table_row("debug-1")
     assert row["recipe"] == "?"
     assert row["state"] == "stopped: prepare"
-
-
-def test_a_run_of_another_version_is_listed_with_its_recipe_and_method(opened):
-    path = opened.folder / "recipe.yaml"
-    path.write_text(path.read_text().replace("  method: fedbis\n", "  method: gone\n  cycles: 3\n"))
-    assert (table_row("debug-1")["recipe"], table_row("debug-1")["method"]) == ("debug", "gone")
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"accuracy": {"before": {}}}', "{"])
@@ -223,11 +211,15 @@ def test_the_latest_run_is_the_last_row(opened):
     assert [row.split()[0] for row in rows] == ["debug-2", "debug-1"]
 
 
-def test_a_running_run_is_not_resumed_by_another_process(opened):
+def test_a_running_run_is_neither_resumed_nor_deleted_by_another_process(opened):
     from tasks.runs import find_run
 
     with lock(opened), pytest.raises(ValueError, match="another process"), lock(find_run("debug-1")):
         pass
+    with (opened.folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert "debug-1" in refusal("delete", "debug-1", "--yes")
+    assert opened.folder.is_dir()
 
 
 def test_deletion_names_the_folder_and_asks_for_confirmation(opened):
@@ -253,22 +245,12 @@ def test_yes_deletes_without_a_question(opened):
     assert other.folder.is_dir()
 
 
-def test_a_running_run_is_not_deleted(opened):
-    with (opened.folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert "debug-1" in refusal("delete", "debug-1", "--yes")
-    assert opened.folder.is_dir()
-
-
-def test_a_benchmark_is_deleted_as_a_whole(benchmark):
-    assert fed_rlhf("delete", "benchmark-1", "--yes").exit_code == 0
-    assert not benchmark.exists()
-
-
-def test_a_run_of_a_benchmark_is_not_deleted(benchmark):
+def test_a_benchmark_is_deleted_as_a_whole_and_none_of_its_runs_alone(benchmark):
     error = refusal("delete", "benchmark-1/plain-seed-0", "--yes")
     assert "benchmark-1" in error
     assert (benchmark / "plain-seed-0").is_dir()
+    assert fed_rlhf("delete", "benchmark-1", "--yes").exit_code == 0
+    assert not benchmark.exists()
 
 
 @pytest.mark.parametrize("kind", ["run", "benchmark"])
@@ -317,16 +299,13 @@ def test_a_run_that_is_not_evaluated_is_exported_without_figures(copied, tmp_pat
     assert "before its evaluation, and has no figures yet" in (tmp_path / "policy" / "README.md").read_text()
 
 
-def test_an_adapter_of_the_federation_is_exported_by_its_name(copied, tmp_path):
+def test_an_adapter_of_the_federation_is_exported_by_its_name_and_an_unknown_one_refused(copied, tmp_path):
     fed_rlhf("export", copied.name, str(tmp_path / "selector"), "--adapter", "selector", "--merge")
     prompt_format = json.loads((tmp_path / "selector" / "prompt_format.json").read_text())
     assert "{response_a}" in prompt_format["template"]
     assert (tmp_path / "selector" / "model.safetensors").is_file()
     readme = (tmp_path / "selector" / "README.md").read_text()
     assert "They are of the run as a whole, of which this adapter is a part." in readme
-
-
-def test_an_unknown_adapter_is_not_exported(copied, tmp_path):
     error = refusal("export", copied.name, str(tmp_path / "x"), "--adapter", "judge")
     assert error == f"error: run {copied.name} has no adapter 'judge': there are selector.\n"
     assert not (tmp_path / "x").exists()

@@ -13,22 +13,16 @@ def assistant(content):
     return {"role": "assistant", "content": content}
 
 
-def test_turns_alternate_as_the_markers_do():
+def test_turns_alternate_as_the_markers_do_and_those_of_one_speaker_in_a_row_are_joined():
     text = "Human: Hello?\n\nAssistant: Hi.\nHow are you?\n\nHuman: Well."
     assert dialogue_turns(text) == [user("Hello?"), assistant("Hi.\nHow are you?"), user("Well.")]
-
-
-def test_turns_of_one_speaker_in_a_row_are_joined():
     text = "Human: One.\n\nHuman: Two.\n\nAssistant:\n\nHuman: Three."
     assert dialogue_turns(text) == [user("One.\n\nTwo.\n\nThree.")]
 
 
-def test_a_marker_within_a_line_is_text():
+def test_a_marker_within_a_line_is_text_and_a_lost_start_of_a_turn_does_not_lose_its_end():
     text = "Human: Print 'Assistant: hi'\nHuman: is a word.\n\nIt is."
     assert dialogue_turns(text) == [user("Print 'Assistant: hi'\nHuman: is a word.\n\nIt is.")]
-
-
-def test_the_lost_start_of_the_users_turn_does_not_lose_its_end():
     assert dialogue_turns("the end?\n\nAssistant: Yes.\n\nHuman: Why?") == [
         user("the end?"),
         assistant("Yes."),

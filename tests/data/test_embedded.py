@@ -101,16 +101,13 @@ def test_the_share_of_first_sentences_among_common_pairs_is_the_options(annotato
     assert 0.2 < sum(row.rejected in leads for row in common) / len(common) < 0.3
 
 
-def test_no_paper_serves_two_purposes(annotators):
+def test_no_paper_serves_two_purposes_and_aclsum_is_a_function_of_the_seed(annotators):
     uses = defaultdict(set)
     for kind in ("pairs", "judge", "prompts"):
         for row in getattr(annotators, kind):
             uses[row.prompt].add(f"judge {row.split}" if kind == "judge" else row.split)
     assert Counter(map(len, uses.values())).keys() == {1}
     assert Counter(row.split for row in annotators.prompts) == {"align": 60, "test": 40}
-
-
-def test_aclsum_is_a_function_of_the_seed(annotators):
     again, other = (sources.load(DataConfig(source="aclsum"), seed) for seed in (0, 1))
     assert again.pairs == annotators.pairs
     assert again.prompts == annotators.prompts

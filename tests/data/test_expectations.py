@@ -50,16 +50,13 @@ def test_an_expectation_that_cannot_be_checked_fails_with_an_error(results):
     assert "missing" in str(results["no such column"].exception_info)
 
 
-def test_the_results_are_the_same_where_the_data_docs_are_written(results, tmp_path):
+def test_data_docs_are_written_without_a_log_and_change_no_result(results, tmp_path, caplog, capfd):
     documented = run(tmp_path / "docs")
     assert {name: result.result for name, result in documented.items()} == {
         name: result.result for name, result in results.items()
     }
     assert (tmp_path / "docs" / "index.html").is_file()
     assert list((tmp_path / "docs" / "validations" / "rows").rglob("*.html"))
-
-
-def test_nothing_is_logged_or_printed_while_the_data_docs_are_written(results, tmp_path, caplog, capfd):
     with caplog.at_level("INFO"):
         run(tmp_path / "docs")
     assert [record for record in caplog.records if record.name.startswith("great_expectations")] == []

@@ -100,18 +100,12 @@ def test_webgpt_reads_the_conversion_of_its_script(hub):
     assert {row.margin for row in loaded.pairs} == {1.0}
 
 
-def test_py_dpo_is_one_file_at_the_root(hub):
+def test_a_file_at_the_root_of_a_data_set_is_read_beside_others(hub):
     write_py_dpo(hub, range(30))
     assert len(load("py-dpo", options={"align_share": 0, "judge_share": 0}).pairs) == 30
-
-
-def test_code_vulnerability_is_json_lines_at_the_root(hub):
     write_code_vulnerability(hub, range(30))
     loaded = load("code-vulnerability", options={"align_share": 0, "judge_share": 0})
     assert len(loaded.pairs) == 30
-
-
-def test_the_prompts_of_safe_rlhf_are_json_lines_beside_a_picture(hub):
     write_safe_rlhf_prompts(hub, range(9))
     loaded = sources.load_prompts(PromptsConfig(source="safe-rlhf"), "data.align_prompts", 0)
     assert len(loaded.prompts) == 9

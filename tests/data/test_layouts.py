@@ -58,7 +58,7 @@ def test_a_split_for_validation_keeps_its_pairs_under_any_usual_name(tmp_path):
     assert prompts_of(loaded, "train") == {f"Question {n}?" for n in range(50)}
 
 
-def test_one_saved_data_set_and_a_folder_of_files_without_splits_are_read_whole(tmp_path):
+def test_rows_without_splits_are_read_whole_from_saved_sets_lists_and_folders(tmp_path):
     rows = own_rows(range(60))
     datasets.Dataset.from_list(rows).select(range(59, -1, -1)).save_to_disk(tmp_path / "saved")
     write_shards(tmp_path / "files", "pairs", rows, count=3)
@@ -66,10 +66,6 @@ def test_one_saved_data_set_and_a_folder_of_files_without_splits_are_read_whole(
     assert read_file(tmp_path / "files") == rows
     assert len(load("parquet", tmp_path / "saved").pairs) == 60
     assert len(load("parquet", tmp_path / "files").pairs) == 60
-
-
-def test_own_pairs_may_be_a_json_list_or_a_folder_of_json_lines(tmp_path):
-    rows = own_rows(range(60))
     (tmp_path / "pairs.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "lines").mkdir()
     write_jsonl(tmp_path / "lines" / "train.jsonl", rows)

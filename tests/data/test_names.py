@@ -108,14 +108,11 @@ def test_a_message_shows_what_nobody_sees():
     assert str(UserError("a\u034fb")) == "aU+034Fb"
 
 
-def test_names_of_columns_are_shown_on_one_line(tmp_path):
+def test_names_in_data_and_unknown_names_are_shown_on_one_line(tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"a\nb": 1} | {"x" * 500: 2} | {f"c{n}": n for n in range(60)}))
     with pytest.raises(DataError, match=r"missing; there are: 'a\\nb', x{60}, c0, .*, and 22 more"):
         own_pairs(path)
-
-
-def test_names_in_a_question_and_unknown_names_are_shown_on_one_line():
     with pytest.raises(DataError, match=r"column 'stem' is missing; there are: '\\n'$"):
         read_questions("csqa", [{"id": "1", "question": {"\n": None}, "answerKey": "A"}], "here")
     with pytest.raises(RecipeError, match=r"^recipe 'a\\n' is not known"):

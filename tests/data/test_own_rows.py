@@ -102,6 +102,9 @@ def test_a_missing_column_names_the_nearest_and_the_key_that_renames_it(tmp_path
         DataError, match=r"there are: x0, .* x39, and 10 more; 'data\.columns={prompt: \.\.\., "
     ):
         one_pair(tmp_path, {f"x{n}": 1 for n in range(50)})
+    row = {"prompt": messages("u a"), "choosen": messages("a b"), "rejected": messages("a c")}
+    with pytest.raises(DataError, match=r"'chosen' is missing; .* did you mean 'choosen'\?"):
+        one_pair(tmp_path, row)
 
 
 @pytest.mark.parametrize(
@@ -182,10 +185,13 @@ def test_invalid_rows_are_dropped_and_counted_up_to_their_share(tmp_path):
     assert warning.endswith("p.jsonl, row 18: column 'chosen' is empty.")
 
 
-def test_what_is_no_json_is_an_error_in_any_case(tmp_path):
+def test_what_is_no_json_or_has_one_name_twice_is_an_error_in_any_case(tmp_path):
     (tmp_path / "p.jsonl").write_text("\n".join([json.dumps(GOOD[0]), "{"]), encoding="utf-8")
     with pytest.raises(DataError, match="line 2: this is not valid JSON"):
         load(data_config(source="jsonl", path=str(tmp_path / "p.jsonl"), drop_invalid=0.9), 0)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r", "chosen": "d"}\n')
+    with pytest.raises(DataError, match=r"line 1: .*an object has the name 'chosen' twice.*; expected one"):
+        load(data_config(source="jsonl", path=str(tmp_path / "p.jsonl")), 0)
 
 
 def test_the_row_of_a_missing_renamed_column_is_named_where_invalid_rows_are_dropped(tmp_path):
@@ -203,24 +209,12 @@ def test_empty_texts_are_a_warning_with_their_row_where_none_may_be_dropped(tmp_
     assert "invalid row" not in found.dropped
 
 
-def test_a_typo_in_a_conversation_names_the_column(tmp_path):
-    row = {"prompt": messages("u a"), "choosen": messages("a b"), "rejected": messages("a c")}
-    with pytest.raises(DataError, match=r"'chosen' is missing; .* did you mean 'choosen'\?"):
-        one_pair(tmp_path, row)
-
-
 def test_owners_that_a_table_holds_as_floats_are_whole_numbers(tmp_path):
     table = pd.DataFrame([row | {"client_id": n % 3} for n, row in enumerate(GOOD)])
     table.loc[0, "client_id"] = None
     table.to_parquet(tmp_path / "p.parquet")
     data = data_config(source="parquet", path=str(tmp_path / "p.parquet"), options=WHOLE_FILE)
     assert {pair.client_id for pair in load(data, 0).pairs} == {"", "0", "1", "2"}
-
-
-def test_values_of_one_name_are_refused_in_json(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "p", "chosen": "c", "rejected": "r", "chosen": "d"}\n')
-    with pytest.raises(DataError, match=r"line 1: .*an object has the name 'chosen' twice.*; expected one"):
-        load(data_config(source="jsonl", path=str(tmp_path / "p.jsonl")), 0)
 
 
 def test_white_space_around_an_owner_is_refused(tmp_path):

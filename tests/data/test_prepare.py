@@ -421,16 +421,13 @@ def test_each_expectation_can_fail_and_names_itself_and_its_rows(column, rows, v
         check(changed(column, rows, value))
 
 
-def test_a_pair_of_equal_completions_is_refused():
+def test_pairs_of_equal_completions_are_refused_above_the_share_that_is_allowed():
     pairs = good()
     pairs.loc[7, "rejected"] = pairs.loc[7, "chosen"] + " "
     with pytest.raises(
         DataError, match=r"'chosen differs from rejected .data.max_equal.'.* fails in 1 of 60 rows"
     ):
         check(pairs)
-
-
-def test_a_share_of_pairs_of_equal_completions_may_be_allowed():
     pairs = good()
     pairs.loc[:2, "rejected"] = pairs.loc[:2, "chosen"]
     tables = {"pairs": pairs, "judge": pairs.iloc[:0], "prompts": pairs.iloc[:0]}
@@ -452,13 +449,10 @@ def test_groups_in_two_clients_are_refused_only_where_the_partition_promises_it(
     assert check(changed("group", slice(1, 2), "one question"), one_client_groups=False).success
 
 
-def test_a_training_prompt_that_the_server_tests_on_is_refused():
+def test_a_training_prompt_must_be_no_test_prompt_of_the_server_or_a_client():
     prompts = pd.DataFrame([{"prompt_id": "1", "prompt": "question 1", "references": [], "split": "test"}])
     with pytest.raises(DataError, match=r"pairs: 'no prompt in two splits'.* fails in 1 of 60 rows"):
         check(good(), prompts)
-
-
-def test_a_judges_training_prompt_must_not_be_a_clients_test_prompt():
     judge = good(1).assign(client_id="judge", split="train", pair_id="j")
     with pytest.raises(DataError, match=r"'no prompt in two splits'.* fails in 2 of 61 rows"):
         check(good(), judge=judge)

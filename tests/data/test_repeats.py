@@ -32,13 +32,10 @@ def test_a_pair_that_prefers_a_spelling_is_no_repeat_of_its_contradiction():
     assert counts == RepeatCounts(contradictory=2)
 
 
-def test_each_count_is_a_sentence():
+def test_each_count_is_a_sentence_and_a_metric_where_there_are_some(tmp_path):
     found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3, equal=4)))
     assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3, 4]
     assert list(repeat_warnings(RepeatCounts())) == []
-
-
-def test_counts_are_metrics_where_there_are_some(tmp_path):
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r", "client_id": f"o{n % 3}"} for n in range(40)]
     data = data_config(
         source="jsonl", path=write_jsonl(tmp_path / "p.jsonl", [*rows, rows[0]]), options=WHOLE_FILE

@@ -16,7 +16,7 @@ from components.data.records import (
 PAIRS = [Pair("p", "good", "bad", client_id="ann", split="train"), Pair("q", "yes", "no", source="other")]
 
 
-def test_pairs_have_the_columns_of_the_record_and_those_that_any_of_them_has():
+def test_pairs_have_the_columns_of_the_record_and_the_named_source_unless_they_name_their_own():
     required = ["prompt", "chosen", "rejected", "client_id", "domain", "source", "pair_id", "split"]
     assert list(pairs_frame(PAIRS, "mine")) == [*required, "group"]
     deep = Pair("p", "good", "bad", margin=0.5, tree="t", depth=2, column="c")
@@ -25,9 +25,6 @@ def test_pairs_have_the_columns_of_the_record_and_those_that_any_of_them_has():
         *("margin", "group", "tree", "depth", "column"),
     ]
     assert list(pairs_frame([], "mine")) == [*required, "group"]
-
-
-def test_a_pair_is_of_the_named_source_unless_it_names_its_own():
     assert list(pairs_frame(PAIRS, "mine")["source"]) == ["mine", "other"]
 
 

@@ -31,21 +31,14 @@ def test_the_qa_policy_template_has_figure_fours_fields_with_and_without_an_inpu
 FORUM_POST = "SUBREDDIT: r/tales\nTITLE: \nPOST: It rained.\n\nTITLE: no title."
 
 
-def test_a_post_has_figure_fours_headings():
+def test_a_post_has_figure_fours_headings_for_selectors_and_other_prompts_are_refused():
     template = templates.load("summarization/selector_post", "selector")
     assert template.fields == ("prompt", "response_a", "response_b")
     headed = "### SUBREDDIT: r/tales\n### TITLE: \n### POST: It rained.\n\nTITLE: no title."
     assert template.show_prompt(FORUM_POST) == headed
     assert templates.load("summarization/selector", "selector").show_prompt(FORUM_POST) == FORUM_POST
-
-
-def test_a_prompt_that_is_no_post_is_refused_with_its_beginning():
-    template = templates.load("summarization/selector_post", "selector")
     with pytest.raises(DataError, match=r"'summarization/selector_post' shows posts .* begins with 'Why is"):
         template.show_prompt("Why is the sky blue?")
-
-
-def test_the_headings_of_a_post_are_for_selectors():
     with pytest.raises(DataError, match=r"placeholder \{headed_post\} is not known in a policy template"):
         templates.parse("{headed_post}", "t", "policy", "t.txt")
 

@@ -4,7 +4,6 @@ import ast
 import importlib.util
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,16 +60,13 @@ def generated_pages():
     return pages()
 
 
-def test_each_section_of_a_recipe_has_a_page_with_its_keys(generated_pages):
+def test_each_section_of_a_recipe_has_a_page_with_its_keys_and_the_defaults_within_it(generated_pages):
     stored = {page.stem for page in (ROOT / "docs" / "reference" / "recipe").glob("*.md")}
     assert stored == {*Recipe.model_fields, "index"} - {"name", "seed"}
     assert "| `federation.optimizer.lr` | number, > 0 | `1e-05` |" in generated_pages["recipe/federation.md"]
     assert "| `data.align_prompts` | section or null | `null` |" in generated_pages["recipe/data.md"]
     assert "| `thoughts.questions[].set` | text | required |" in generated_pages["recipe/thoughts.md"]
-
-
-def test_a_page_lists_the_defaults_of_a_section_within_another(generated_pages):
-    """A trained reward has 8 layers, a backbone elsewhere all."""
+    # A trained reward has 8 layers, a backbone elsewhere all.
     assert (
         "| `training.backbone.layers` | integer or null, >= 1 | `8` |" in generated_pages["recipe/rewards.md"]
     )
@@ -130,12 +126,9 @@ def test_the_table_of_methods_stands_once_and_has_a_row_for_each():
     assert [name for name, methods in rows.items() if len(methods) > len(METHODS.builtin) / 2] == []
 
 
-def test_every_recipe_is_described():
+def test_every_recipe_and_every_benchmark_is_described():
     text = (ROOT / "docs" / "guides" / "recipes.md").read_text(encoding="utf-8")
     assert [name for name in recipe_names() if f"`{name}`" not in text] == []
-
-
-def test_every_benchmark_is_described():
     text = (ROOT / "docs" / "guides" / "benchmarks.md").read_text(encoding="utf-8")
     assert [name for name in benchmark_names() if f"`{name}`" not in text] == []
 
@@ -244,11 +237,6 @@ def test_the_entry_points_of_the_tutorial_are_those_of_the_registries():
     text = (ROOT / "docs" / "tutorials" / "own-method.md").read_text(encoding="utf-8")
     groups = {registry.group for registry in config_registries()}
     assert [group for group in sorted(groups) if f"`{group}`" not in text] == []
-
-
-def test_the_script_of_the_command_line_is_the_documented_one():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["scripts"] == {"fed-rlhf": "flows.cli:app"}
 
 
 def literal_texts():

@@ -41,16 +41,12 @@ def report(*right: set[int], assigned: dict[str, int] | None = None, **scores):
     return measure(PreferenceScores(margins(*right), **scores), assigned)
 
 
-def test_each_client_counts_once_in_the_mean():
+def test_each_client_counts_once_in_the_mean_and_each_pair_in_its_domain():
     measured = report({0, 4})
     assert measured.clients == {"ada": 0.25, "bea": 1.0}
     assert measured.mean == 0.625
     assert measured.worst == 0.25
     assert measured.best == 1.0
-
-
-def test_each_pair_counts_in_its_domain():
-    measured = report({0, 4})
     assert measured.pairs == 5
     assert measured.domains == {"common": 1.0, "own": 0.0}
 
@@ -67,22 +63,16 @@ def test_models_that_always_choose_one_position_are_right_on_half_of_the_pairs()
     assert measured.margin == 0.0
 
 
-def test_each_order_of_a_pair_counts_half():
+def test_each_order_of_a_pair_counts_half_also_of_the_models_assigned_to_clients():
     scores = PreferenceScores(margins({0, 4}), swapped=margins({0, 1}))
     measured = measure(scores)
     assert measured.clients == {"ada": (1 + 0.5) / 4, "bea": 0.5}
-
-
-def test_the_orders_of_assigned_models_are_those_of_each_clients_own():
     scores = PreferenceScores(margins({0, 1, 2, 3}, {4}), swapped=margins({0, 1}, set()))
     assert measure(scores, {"ada": 0, "bea": 1}).assigned.clients == {"ada": 0.75, "bea": 0.5}
 
 
-def test_a_pair_with_a_margin_of_zero_counts_half():
+def test_a_pair_with_a_margin_of_zero_or_with_votes_that_tie_counts_half():
     assert measure(PreferenceScores(np.zeros((1, 5)))).mean == 0.5
-
-
-def test_a_pair_on_which_votes_tie_counts_half():
     assert report({0, 1, 2, 3, 4}, set()).clients == {"ada": 0.5, "bea": 0.5}
 
 
@@ -107,24 +97,15 @@ def test_clients_without_an_assigned_adapter_are_left_out_of_the_report_of_assig
 REWARDS = np.array([[1.0, 2.0, 3.0, 6.0, -1.0], [3.0, 2.0, 3.0, 6.0, -3.0]])
 
 
-def test_rewards_are_means_over_models_and_pairs_by_client_and_then_over_clients():
+def test_rewards_and_margins_are_means_over_models_and_pairs_by_client_and_then_over_clients():
     measured = report({0}, {1}, rewards=REWARDS)
     assert measured.rewards == {"ada": 3.25, "bea": -2.0}
     assert measured.reward == 0.625
-
-
-def test_margins_are_means_over_models_and_pairs_by_client_and_then_over_clients():
     measured = report({0}, {1})
     assert measured.margins == {"ada": -1.25, "bea": -2.0}
     assert measured.margin == -1.625
-
-
-def test_rewards_of_assigned_adapters_are_those_of_the_clients_own_model():
     measured = report({0}, {1}, assigned={"ada": 1, "bea": 0}, rewards=REWARDS)
     assert measured.assigned.rewards == {"ada": 3.5, "bea": -1.0}
-
-
-def test_selectors_have_no_rewards():
     measured = report({0})
     assert measured.reward is None
     assert measured.rewards is None

@@ -121,16 +121,13 @@ def annotations(preferences, lengths_2=None, lengths_1=None, instructions=STAND_
 # --- Outputs
 
 
-def test_answers_are_written_in_the_schema_and_read_back_unchanged(tmp_path):
+def test_answers_are_written_in_the_schema_and_read_back_without_further_columns(tmp_path):
     rows = model_outputs(["p\n", "q"], ["a", "ä"], "me", "set")
     assert [row.model_dump() for row in rows] == [
         {"dataset": "set", "instruction": "p\n", "output": "a", "generator": "me"},
         {"dataset": "set", "instruction": "q", "output": "ä", "generator": "me"},
     ]
     assert read_outputs(write_rows(tmp_path / "outputs.json", rows)) == rows
-
-
-def test_further_columns_are_dropped_and_the_dataset_is_optional(tmp_path):
     row = {"instruction": "p", "output": "a", "generator": "m"}
     path = write_rows(tmp_path / "outputs.json", [row | {"samples": ["a"]}])
     assert [row.model_dump() for row in read_outputs(path)] == [{"dataset": "", **row}]
@@ -179,13 +176,9 @@ def test_published_outputs_answer_alpaca_evals_own_instructions_in_their_order(s
 
 
 @installed
-def test_an_annotator_is_found_in_the_package_or_in_a_local_folder():
+def test_an_annotator_is_found_in_the_package_or_a_folder_and_an_unknown_one_refused():
     check_alpaca_eval(config())
     check_alpaca_eval(AlpacaEvalConfig())
-
-
-@installed
-def test_an_unknown_annotator_is_refused_with_the_nearest_name():
     nearest = r"'weighted_alpaca_eval_gpt4_turb' is not known.*'weighted_alpaca_eval_gpt4_turbo'"
     with pytest.raises(DataError, match=nearest + ".*local folder"):
         check_alpaca_eval(config("weighted_alpaca_eval_gpt4_turb"))
@@ -198,14 +191,10 @@ def test_a_missing_package_is_reported_with_the_extra_that_installs_it(monkeypat
 
 
 @installed
-def test_a_local_annotator_config_in_another_format_is_refused(tmp_path):
+def test_a_local_annotator_in_another_format_or_without_its_template_is_refused(tmp_path):
     (tmp_path / "configs.yaml").write_text("- a\n")
     with pytest.raises(DataError, match="is not an annotators config"):
         check_alpaca_eval(config(str(tmp_path)))
-
-
-@installed
-def test_a_local_annotator_without_its_prompt_template_is_refused_with_the_expected_path(tmp_path):
     shutil.copy(FIXTURES / "always_second" / "configs.yaml", tmp_path)
     with pytest.raises(
         DataError, match=r"prompt_template of 'always_second' is not at .*always_second/prompt.txt"
@@ -214,15 +203,11 @@ def test_a_local_annotator_without_its_prompt_template_is_refused_with_the_expec
 
 
 @installed
-def test_missing_reference_outputs_are_refused_with_their_path(tmp_path):
+def test_missing_reference_outputs_or_calibration_are_refused_with_their_path(tmp_path):
     with pytest.raises(
         DataError, match=r"nowhere.json \(evaluation.alpaca_eval.reference_outputs\) cannot be read \(No such"
     ):
         check_alpaca_eval(config(reference_outputs=str(tmp_path / "nowhere.json")))
-
-
-@installed
-def test_a_missing_calibration_file_is_refused_with_the_place_to_get_it(tmp_path):
     with pytest.raises(
         match=r"df_gamed.csv \(evaluation.alpaca_eval.calibration\) cannot be read \(No such file.*"
         "get df_gamed.csv from the hub's data set tatsu-lab/alpaca_eval",
@@ -252,15 +237,11 @@ def test_the_check_of_a_recipe_accepts_a_local_annotator():
 
 
 @installed
-def test_a_calibration_file_without_a_column_is_refused(tmp_path):
+def test_a_calibration_file_without_a_column_or_an_instruction_is_refused(tmp_path, calibration):
     path = tmp_path / "other.csv"
     path.write_text(",instruction_difficulty\n0,1\n")
     with pytest.raises(DataError, match="no column model, index, preference"):
         check_alpaca_eval(config(calibration=str(path)))
-
-
-@installed
-def test_a_calibration_file_without_an_instruction_is_refused(tmp_path, calibration):
     lines = calibration.read_text().splitlines()
     path = tmp_path / "other.csv"
     path.write_text("\n".join(line for line in lines if not line.startswith(("concise,7,", "verbose,7,"))))
@@ -291,22 +272,19 @@ def test_calibration_is_refused_without_reference_outputs(calibration):
         check_alpaca_eval(config(calibration=str(calibration)))
 
 
-def test_held_out_prompts_that_the_reference_did_not_answer_are_counted(tmp_path):
+def test_held_out_prompts_need_outputs_of_the_reference_if_there_is_one(tmp_path):
     settings = config(reference_outputs=str(write_rows(tmp_path / "r.json", THEIRS)))
     assert find_baseline(settings, PROMPTS[5:9], PROMPTS[5:9]) == THEIRS[5:9]
     prompts = ["other", PROMPTS[0], "another"]
     with pytest.raises(DataError, match=r"no output for 2 of the 3 held-out prompts, e.g. 'other'"):
         find_baseline(settings, prompts, prompts)
-
-
-def test_without_reference_outputs_any_prompts_are_accepted():
     assert find_baseline(config(), ["other"], ["other"]) is None
 
 
 # --- Instructions
 
 
-def test_the_annotator_sees_the_instruction_that_the_policy_was_given():
+def test_the_annotator_sees_the_instruction_that_the_policy_was_given_if_there_was_one():
     assert annotator_instructions(["question 0"], SUMMARY_TEMPLATE) == [
         f"{SUMMARY_INSTRUCTION}\n\nquestion 0"
     ]
@@ -314,13 +292,10 @@ def test_the_annotator_sees_the_instruction_that_the_policy_was_given():
     assert annotator_instructions(["question 0"], SUMMARY_TEMPLATE, other_source) == [
         f"{SUMMARY_INSTRUCTION}\n\nquestion 0"
     ]
-
-
-def test_a_template_without_an_instruction_leaves_prompts_unchanged():
     assert annotator_instructions([" a\n"], "qa/policy") == [" a\n"]
 
 
-def test_alpaca_evals_own_instructions_stay_unchanged_with_every_template(tmp_path, own_list):
+def test_own_instructions_stay_unchanged_and_others_have_the_template_of_the_policy(tmp_path, own_list):
     reference = write_rows(tmp_path / "r.json", model_outputs(own_list, ["o"] * 805, "gpt", "set"))
     by_source = annotator_instructions(own_list[:3], SUMMARY_TEMPLATE, PromptsConfig(source="alpaca_eval"))
     by_reference = annotator_instructions(
@@ -328,9 +303,6 @@ def test_alpaca_evals_own_instructions_stay_unchanged_with_every_template(tmp_pa
     )
     assert by_source == own_list[:3]
     assert by_reference == own_list[:3]
-
-
-def test_with_a_reference_for_other_prompts_the_template_is_used(tmp_path):
     settings = config(reference_outputs=str(write_rows(tmp_path / "s.json", THEIRS)))
     assert annotator_instructions(PROMPTS[:1], SUMMARY_TEMPLATE, config=settings) != PROMPTS[:1]
 
@@ -502,7 +474,7 @@ def test_the_level_of_the_root_logger_is_unchanged(tmp_path, monkeypatch):
 
 
 @installed
-def test_figures_are_in_percent_and_count_wins_losses_and_draws():
+def test_figures_are_plain_numbers_in_percent_and_count_wins_losses_and_draws():
     figures = compute_figures(annotations([2, 1, 1.5, 0, 1.8, None], [9, 10, 11, 12, 13, 15]), 100)
     labels = [1, 0, 0.5, 0.5, 0.8]
     assert figures.win_rate == pytest.approx(100 * sum(labels) / 5)
@@ -511,10 +483,6 @@ def test_figures_are_in_percent_and_count_wins_losses_and_draws():
     assert (figures.n_total, figures.n_missing) == (5, 1)
     assert figures.standard_error == pytest.approx(100 * np.std(labels, ddof=1) / np.sqrt(5))
     assert figures.avg_length == 11
-
-
-@installed
-def test_figures_are_plain_numbers_of_python():
     figures = compute_figures(annotations([2, 1, 1.5, 0, 1.8, None]), 100).model_dump(exclude_defaults=True)
     assert not {"length_controlled_winrate", "equal_style_win_rate", "style_effects"} & figures.keys()
     assert all(type(value) in (int, float) for value in figures.values())
@@ -625,15 +593,13 @@ def test_each_instruction_gets_its_own_difficulty_in_any_order_of_the_rows(
 
 
 @installed
-def test_the_packages_model_removes_the_effect_of_length(own_list, calibration):
+def test_the_packages_model_removes_the_effect_of_length_and_leaves_settings_and_its_folder(
+    own_list, calibration
+):
     lengths = [int(n) for n in np.random.default_rng(2).integers(0, 200, 805)]
     rows = annotations([1 + 1 / (1 + np.exp(-(n - 50) / 20)) for n in lengths], lengths)
     assert 100 * np.mean([row["preference"] - 1 for row in rows]) > 70
     assert package_length_controlled_rate(rows, own_list, calibration) == pytest.approx(50, abs=12)
-
-
-@installed
-def test_the_packages_model_leaves_scikit_learns_settings_and_its_own_folder_unchanged(own_list, calibration):
     import sklearn
 
     package = Path(next(iter(find_spec("alpaca_eval").submodule_search_locations)))
@@ -645,11 +611,8 @@ def test_the_packages_model_leaves_scikit_learns_settings_and_its_own_folder_unc
     assert not (package / "metrics" / "weights").exists()
 
 
-def test_a_missing_rate_is_explained_with_the_file_that_it_needs(own_list):
+def test_a_missing_rate_is_explained_with_the_file_that_it_needs_or_where_it_is_not_defined(own_list):
     note = missing_rate_note(own_list)
     assert "needs df_gamed.csv" in note
     assert "evaluation.alpaca_eval.calibration" in note
-
-
-def test_a_missing_rate_is_explained_where_it_is_not_defined():
     assert "not defined for these prompts" in missing_rate_note(PROMPTS)

@@ -353,7 +353,7 @@ CSQA_SUCCESS_CHANCE = (3 * (1 - (3 / 4) ** 2) + 3 / 4) / 4
 """Hand-computed chances of guessing: three questions with four options, and one with two."""
 
 
-def test_answers_that_cannot_be_parsed_are_wrong_and_count_in_the_denominator(figures):
+def test_answers_that_cannot_be_parsed_are_wrong_and_one_right_sample_is_a_success(figures):
     csqa = figures.sets["csqa"]
     assert csqa.questions == 4
     assert csqa.right == 1
@@ -361,28 +361,26 @@ def test_answers_that_cannot_be_parsed_are_wrong_and_count_in_the_denominator(fi
     assert csqa.unparsable == 2
     assert csqa.unparsable_share == 0.5
     assert csqa.cut == 1
-
-
-def test_the_success_rate_counts_questions_with_a_right_sample(figures):
-    csqa = figures.sets["csqa"]
     piqa = figures.sets["piqa"]
     assert figures.samples == 2
     assert (csqa.succeeded, csqa.success) == (2, 0.5)
     assert (piqa.succeeded, piqa.success) == (1, 1.0)
 
 
-def test_the_chances_of_guessing_follow_from_the_numbers_of_options(figures):
+def test_chances_follow_from_the_numbers_of_options_and_intervals_from_the_bootstrap(figures):
     assert figures.sets["csqa"].chance == pytest.approx(CSQA_CHANCE)
     assert figures.sets["csqa"].success_chance == pytest.approx(CSQA_SUCCESS_CHANCE)
     assert figures.sets["piqa"].success_chance == 0.75
+    csqa = figures.sets["csqa"]
+    expected = bootstrap_interval([True, False, False, False], 200, derive(0, "csqa"))
+    assert (csqa.low, csqa.high) == expected
+    assert csqa.low <= 0.25 <= csqa.high
+    assert csqa.success_low <= 0.5 <= csqa.success_high
 
 
-def test_the_total_counts_each_question_once(figures):
+def test_the_total_counts_each_question_once_and_the_mean_each_set(figures):
     total = figures.all
     assert (total.questions, total.right, total.accuracy, total.success) == (5, 2, 0.4, 0.6)
-
-
-def test_the_mean_counts_each_set_once_and_has_shares_only(figures):
     assert list(figures.sets) == ["csqa", "piqa"]
     mean = {name: value for name, value in figures.mean.model_dump().items() if value is not None}
     assert mean == {
@@ -392,14 +390,6 @@ def test_the_mean_counts_each_set_once_and_has_shares_only(figures):
         "success": 0.75,
         "success_chance": pytest.approx((CSQA_SUCCESS_CHANCE + 0.75) / 2),
     }
-
-
-def test_the_intervals_are_those_of_the_bootstrap_and_contain_the_rates(figures):
-    csqa = figures.sets["csqa"]
-    expected = bootstrap_interval([True, False, False, False], 200, derive(0, "csqa"))
-    assert (csqa.low, csqa.high) == expected
-    assert csqa.low <= 0.25 <= csqa.high
-    assert csqa.success_low <= 0.5 <= csqa.success_high
 
 
 def test_without_samples_there_is_no_success_rate():
@@ -448,15 +438,12 @@ def as_tree_questions(questions):
     return {f"{question.set}/{question.id}": render(question) for question in questions}
 
 
-def test_parts_without_trees_are_loaded(file):
+def test_parts_without_trees_are_loaded_and_any_part_where_there_are_none(file):
     with_trees = as_tree_questions(load_questions("csqa", file, part=(0, 2))[0])
     sections = [QuestionsConfig(set="csqa", path=file, part=[1, 2], count=5)]
     questions = load_evaluation_questions(sections, 0, with_trees)["csqa"]
     assert len(questions) == 5
     assert all(f"csqa/{question.id}" not in with_trees for question in questions)
-
-
-def test_without_trees_any_part_is_loaded(file):
     sections = [QuestionsConfig(set="csqa", path=file, part=[0, 2])]
     expected = load_questions("csqa", file, part=(0, 2))[0]
     assert load_evaluation_questions(sections, 0, {}) == {"csqa": expected}
@@ -477,28 +464,19 @@ def test_a_question_with_a_tree_is_refused_in_every_part(file, part):
         )
 
 
-def test_a_question_with_the_text_of_another_sets_tree_is_refused(file):
+def test_a_question_with_the_text_or_the_name_of_a_tree_of_its_pool_is_refused(file):
     question = load_questions("csqa", file)[0][7]
     with pytest.raises(
         DataError, match=r"for 1 of the 40 questions of set csqa, e.g. csqa/q7 \(tree cose/q7\)"
     ):
         load_evaluation_questions([QuestionsConfig(set="csqa", path=file)], 0, {"cose/q7": render(question)})
-
-
-def test_a_question_with_the_name_of_a_tree_is_refused_even_with_another_text(file):
     with pytest.raises(DataError, match=r"e.g. csqa/q3 \(tree csqa/q3\)"):
         load_evaluation_questions(
             [QuestionsConfig(set="csqa", path=file)], 0, {"csqa/q3": "a truncated text"}
         )
-
-
-def test_an_equal_id_in_a_set_of_another_pool_is_another_question(file):
     sections = [QuestionsConfig(set="csqa", path=file)]
     questions = load_evaluation_questions(sections, 0, {"aqua/q3": "another text"})
     assert len(questions["csqa"]) == 40
-
-
-def test_a_question_of_another_set_of_the_pool_is_refused_even_with_another_text(file):
     with pytest.raises(
         DataError,
         match=r"for 1 of the 40 questions of set csqa, e.g. csqa/q3 \(tree cose/q3\).* use another file, "
@@ -509,12 +487,9 @@ def test_a_question_of_another_set_of_the_pool_is_refused_even_with_another_text
         )
 
 
-def test_parts_of_a_set_are_joined(file):
+def test_parts_of_a_set_are_joined_and_refused_if_they_share_questions(file):
     sections = [QuestionsConfig(set="csqa", path=file, part=part) for part in ([0, 2], [1, 2])]
     assert len(load_evaluation_questions(sections, 0, {})["csqa"]) == 40
-
-
-def test_parts_that_share_questions_are_refused(file):
     sections = [QuestionsConfig(set="csqa", path=file, part=[0, 2]), QuestionsConfig(set="csqa", path=file)]
     with pytest.raises(DataError, match="the parts of set csqa share questions"):
         load_evaluation_questions(sections, 0, {})
@@ -552,11 +527,8 @@ def test_earlier_trees_are_read_from_the_file_or_folder_of_the_recipe(trees, pat
     assert tree_questions(recipe.data, None) == EARLIER
 
 
-def test_a_recipe_without_trees_has_no_questions_with_trees():
+def test_a_recipe_without_trees_has_no_questions_with_trees_and_a_folder_must_have_some(tmp_path):
     assert tree_questions(load_recipe("debug").data, None) == {}
-
-
-def test_a_folder_without_trees_is_refused(tmp_path):
     with pytest.raises(DataError, match="there is no file of trees"):
         tree_questions(load_recipe("debug").data, tmp_path / "none")
 

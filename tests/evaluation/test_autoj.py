@@ -146,11 +146,8 @@ def random_judgments():
         yield "".join(pieces)
 
 
-def test_every_text_has_a_verdict_and_all_verdicts_occur():
+def test_every_text_has_a_verdict_that_the_text_before_the_last_decision_does_not_change():
     assert {parse_autoj(text) for text in random_judgments()} == set(Verdict)
-
-
-def test_text_before_the_last_final_decision_does_not_change_the_verdict():
     for text in random_judgments():
         last = max(text.lower().rfind(mark) for mark in ("final decision is ", "final decision is:"))
         expected = parse_autoj(text[last:]) if last >= 0 else UNPARSABLE
@@ -269,7 +266,7 @@ def test_the_projects_instruction_has_the_originals_placeholders_and_asks_for_a_
     assert "the final decision is" in PAIRWISE.pieces[-1]
 
 
-def test_a_file_with_the_originals_placeholders_is_accepted_as_the_instruction(tmp_path):
+def test_an_instruction_of_a_file_has_the_originals_placeholders_in_their_order(tmp_path):
     path = tmp_path / "original.txt"
     path.write_text(
         "Q {prompt} A {response} B {response_another}"
@@ -277,9 +274,6 @@ def test_a_file_with_the_originals_placeholders_is_accepted_as_the_instruction(t
     )
     recipe = load_recipe("debug", [f"evaluation.judge={{kind: autoj, prompt_file: {path}}}"])
     assert recipe.evaluation.judge.prompt_file.name == str(path)
-
-
-def test_an_instruction_with_placeholders_in_another_order_is_refused(tmp_path):
     path = tmp_path / "wrong.txt"
     path.write_text("{prompt} {response_another} {response}")
     assert "{response} must come before {response_another}" in refusal(f"prompt_file: {path}")
@@ -772,12 +766,9 @@ def test_the_key_is_in_no_log_judgment_figure_or_description(server, remote, cap
         assert KEY not in text
 
 
-def test_an_empty_message_is_an_unparsable_judgment(server, remote):
+def test_an_empty_message_is_unparsable_and_white_space_around_a_judgment_is_left_out(server, remote):
     server.answer = lambda body, number: (200, {"choices": [{"message": {"content": None}}]}, {})
     assert remote().compare(COMPARISONS[:1]) == [UNPARSABLE]
-
-
-def test_a_judgment_is_stored_without_the_white_space_around_it(server, remote):
     server.answer = lambda body, number: (200, decision("Tie\n\n"), {})
     judge = remote()
     assert judge.compare(COMPARISONS[:1]) == [TIE]

@@ -36,7 +36,7 @@ def test_lines_have_the_contrast_that_wcag_asks_for_on_a_light_and_on_a_dark_pag
     assert (second + 0.05) / (first + 0.05) >= 3
 
 
-def test_a_line_has_a_band_of_its_color_and_its_name_once_in_the_legend():
+def test_a_line_has_a_band_of_its_color_and_its_name_in_the_legend_unless_it_is_the_only_one():
     points = [("loss", 1, 0.3), ("loss", 1, 0.7), ("loss", 2, 0.2), ("loss", 2, 0.6), ("a", 1, 0.1)]
     band, line, other = line_chart("t", "round", "nats", points).data
     assert list(band.x) == [1, 2, 2, 1]
@@ -45,9 +45,6 @@ def test_a_line_has_a_band_of_its_color_and_its_name_once_in_the_legend():
     assert (line.name, list(line.y)) == ("loss", [0.5, pytest.approx(0.4)])
     assert line.line.color == COLORS[0]
     assert (other.name, other.line.color) == ("a", COLORS[1])
-
-
-def test_the_only_line_of_a_chart_has_no_legend():
     assert line_chart("t", "round", "nats", [("loss", 1, 1)]).layout.showlegend is False
 
 

@@ -49,11 +49,8 @@ def logged():
     return sink
 
 
-def test_the_graph_of_a_round_is_logged_as_a_document(logged):
+def test_the_graph_of_a_round_is_logged_with_the_share_of_own_group_neighbors(logged):
     assert logged.documents == {"graphs/00001.json": graph_memory(FIRST).graph}
-
-
-def test_the_share_of_own_group_neighbors_is_logged_at_the_round(logged):
     assert logged.metrics == {
         1: {
             "graph/neighbors": 0.5,
@@ -63,37 +60,33 @@ def test_the_share_of_own_group_neighbors_is_logged_at_the_round(logged):
     }
 
 
-def test_without_true_groups_no_share_is_logged():
+def test_without_true_groups_no_share_is_logged_and_the_summary_is_empty():
     sink = RecordingSink()
     ClientGraphDiagnostic().log(graph_step(0, FIRST), UNKNOWN, sink)
     assert sink.metrics == {}
     assert sink.documents.keys() == {"graphs/00001.json"}
+    result = federation_result(records=[graph_step(0, FIRST)])
+    assert ClientGraphDiagnostic().summarize(result, DiagnosedRun("DRIFT", 0, UNKNOWN)).figures == {}
 
 
-def test_own_group_neighbors_are_the_mean_over_rounds_beside_the_share_by_chance():
+def test_own_group_neighbors_are_the_mean_over_the_rounds_that_have_neighbors():
     result = federation_result(records=[graph_step(0, FIRST), graph_step(1, SECOND)])
     summary = ClientGraphDiagnostic().summarize(result, DiagnosedRun("DRIFT", 0, GROUPS))
     assert summary.figures == {"neighbors": 0.75, "neighbors_chance": pytest.approx(2 / 6)}
-
-
-def test_rounds_without_neighbors_are_left_out_of_the_mean():
     alone = {name: {name: 1.0} for name in GROUPS}
     result = federation_result(records=[graph_step(0, FIRST), graph_step(1, alone)])
     summary = ClientGraphDiagnostic().summarize(result, DiagnosedRun("DRIFT", 0, GROUPS))
     assert summary.figures["neighbors"] == 0.5
 
 
-def test_without_true_groups_the_summary_is_empty():
-    result = federation_result(records=[graph_step(0, FIRST)])
-    assert ClientGraphDiagnostic().summarize(result, DiagnosedRun("DRIFT", 0, UNKNOWN)).figures == {}
-
-
-def test_trees_and_paths_of_all_rounds_are_logged_as_one_page():
+def test_trees_and_paths_of_all_rounds_are_one_page_and_the_report_has_the_last_graph():
     result = federation_result(records=[graph_step(0, FIRST), graph_step(1, SECOND)])
     sink = RecordingSink()
     ClientGraphDiagnostic().log_result(result, DiagnosedRun("DRIFT", 0, GROUPS), sink)
     titles = [figure.layout.title.text for figure in sink.charts["graphs/graphs.html"]]
     assert [title.partition(":")[0] for title in titles] == ["Round 1", "Round 1", "Round 2", "Round 2"]
+    charts = ClientGraphDiagnostic().run_charts(result, DiagnosedRun("DRIFT", 0, GROUPS))
+    assert [chart.layout.title.text.partition(":")[0] for chart in charts] == ["Round 2"] * 3
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +126,6 @@ def test_groups_are_those_of_the_source_and_unknown_ones_are_shown_as_such(drawn
     assert names_of(graph_charts(graph_step(0, FIRST), DiagnosedRun("DRIFT", 0, UNKNOWN))[0]) == [
         "group unknown"
     ]
-
-
-def test_the_report_of_a_run_has_the_graph_of_the_last_round():
-    result = federation_result(records=[graph_step(0, FIRST), graph_step(1, SECOND)])
-    charts = ClientGraphDiagnostic().run_charts(result, DiagnosedRun("DRIFT", 0, GROUPS))
-    assert [chart.layout.title.text.partition(":")[0] for chart in charts] == ["Round 2"] * 3
 
 
 def test_a_graph_of_two_clients_without_divergence_is_drawn():

@@ -74,12 +74,9 @@ def both_orders():
     )
 
 
-def test_verdicts_on_both_orders_are_combined_into_one(both_orders):
-    """The second verdict is on swapped responses, so that its 'response 2' is our response 1."""
+def test_verdicts_on_both_orders_are_combined_and_their_consistency_is_over_parsed_ones(both_orders):
+    # The second verdict is on swapped responses, so that its 'response 2' is our response 1.
     assert both_orders.verdicts == [row[2] for row in ORDERS]
-
-
-def test_the_consistency_is_over_pairs_that_were_judged_and_parsed_in_both_orders(both_orders):
     assert both_orders.consistency == pytest.approx(3 / 7)
     equal = [n == 4 for n in range(len(ORDERS))]
     assert both_orders.model_copy(update={"equal": equal}).consistency == pytest.approx(2 / 6)
@@ -184,14 +181,11 @@ def pooled():
     return Contest.pooled({0: contest([WIN, WIN, TIE]), 1: contest([LOSS], ours=[7])})
 
 
-def test_the_pooled_rate_is_over_the_answers_of_all_seeds_and_not_the_mean_of_their_rates(pooled):
+def test_the_pooled_rate_is_over_the_answers_of_all_seeds_with_each_a_unit_of_its_own(pooled):
     rate = pooled.win_rate(500)
     assert rate.win_rate == 0.5
     assert (rate.wins, rate.ties, rate.losses) == (2, 1, 1)
     assert pooled.ours == [5, 5, 5, 7]
-
-
-def test_a_prompt_of_two_seeds_is_a_unit_with_each(pooled):
     assert len(set(pooled.units)) == 4
     assert Contest.pooled({0: contest([WIN], ["a#1"])}).units == Contest.pooled({0: contest([WIN])}).units
 

@@ -10,12 +10,9 @@ from tests.support.diagnostics import RecordingSink
 from tests.support.results import federation_result, step_record
 
 
-def test_diagnostics_are_loaded_in_the_order_of_their_names():
+def test_diagnostics_are_loaded_in_the_order_of_their_names_and_unknown_ones_refused():
     names = ["objectives", "grouping"]
     assert [type(one) for one in load_diagnostics(names)] == [DIAGNOSTICS.load(name) for name in names]
-
-
-def test_an_unknown_diagnostic_is_refused_with_the_nearest_name():
     with pytest.raises(RecipeError, match="Did you mean 'grouping'"):
         load_diagnostics(["groupings"])
 

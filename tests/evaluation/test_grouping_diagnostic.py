@@ -71,14 +71,11 @@ def sink():
     return RecordingSink()
 
 
-def test_a_grouping_is_logged_with_its_agreement_at_its_round(sink):
-    GroupingDiagnostic().log(grouping(2, HALF_RIGHT), TRUE, sink)
-    assert sink.metrics == {2: {"grouping/adjusted_rand_index": pytest.approx(-0.5)}}
-
-
-def test_without_true_groups_nothing_is_logged(sink):
+def test_a_grouping_is_logged_with_its_agreement_where_true_groups_are_known(sink):
     GroupingDiagnostic().log(grouping(2, RIGHT), UNKNOWN, sink)
     assert sink.metrics == {}
+    GroupingDiagnostic().log(grouping(2, HALF_RIGHT), TRUE, sink)
+    assert sink.metrics == {2: {"grouping/adjusted_rand_index": pytest.approx(-0.5)}}
 
 
 @pytest.mark.parametrize("record", [WARMUP, TRAINED, LATER], ids=["warm-up", "same round", "later round"])
@@ -93,23 +90,13 @@ def grouped():
     return federation_result(records=RECORDS, outcome=outcome)
 
 
-def test_the_summary_has_the_agreement_of_each_grouping_by_the_rounds_done(grouped):
+def test_the_summary_has_the_agreement_of_each_grouping_and_of_the_last_if_there_are_groups(grouped):
     summary = GroupingDiagnostic().summarize(grouped, DiagnosedRun("FedBiscuit", 0, TRUE))
     assert summary.data == [(2, pytest.approx(-0.5)), (4, 1.0)]
-
-
-def test_the_figure_of_a_grouping_is_the_agreement_of_the_last_one(grouped):
-    summary = GroupingDiagnostic().summarize(grouped, DiagnosedRun("FedBiscuit", 0, TRUE))
     assert summary.figures == {"adjusted_rand_index": 1.0}
-
-
-def test_without_true_groups_the_summary_is_empty(grouped):
     summary = GroupingDiagnostic().summarize(grouped, DiagnosedRun("FedBiscuit", 0, UNKNOWN))
     assert summary.figures == {}
     assert not summary.data
-
-
-def test_an_outcome_without_groups_has_no_agreement():
     summary = GroupingDiagnostic().summarize(federation_result(), DiagnosedRun("FedBis", 0, TRUE))
     assert summary.figures == {}
 
@@ -147,14 +134,11 @@ def loss_chart():
     return loss_map(record, {"ada": "x", "bea": None})
 
 
-def test_losses_have_a_row_for_each_client_and_a_column_for_each_selector_in_their_order(loss_chart):
+def test_losses_have_a_row_for_each_client_by_its_group_and_a_frame_at_its_selector(loss_chart):
     cells = loss_chart.data[0]
     assert list(cells.x) == [f"selector-{n}" for n in range(12)]
     assert list(cells.z[2]) == pytest.approx([0.1 * n for n in range(12)])
     assert all(math.isnan(cell) for cell in cells.z[0])
-
-
-def test_the_selector_of_each_client_has_a_frame_and_clients_are_sorted_by_their_true_group(loss_chart):
     frames = loss_chart.data[1]
     assert list(zip(frames.y, frames.x, strict=True)) == [
         ("bea", "selector-2"),

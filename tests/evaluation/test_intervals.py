@@ -75,15 +75,12 @@ def test_a_part_of_the_variance_of_the_rest_is_taken_from_both_others():
     assert np.array(variances(estimate)) == pytest.approx(np.array(expected))
 
 
-def test_more_seeds_leave_the_variance_of_units_that_all_share():
+def test_more_seeds_leave_the_variance_of_shared_units_and_have_more_units_of_their_own():
     estimate = estimate_mean(seeds_of([[0.0, 4.0], [1.0, 6.0], [5.0, 6.0]]))
     (of_seeds, _), of_units, (rest, _) = variances(estimate)
     six = variances(estimate.with_seeds(6))
     assert np.array(six) == pytest.approx(np.array([(of_seeds / 2, 5), of_units, (rest / 2, 5)]))
     assert np.array(variances(estimate.with_seeds(3))) == pytest.approx(np.array(variances(estimate)))
-
-
-def test_more_seeds_with_units_of_their_own_have_as_many_more_units():
     estimate = estimate_mean(seeds_of([[0.0, 4.0, 1.0], [1.0, 6.0, 3.0], [5.0, 6.0, 2.0]], shared=False))
     (of_seeds, _), (own, freedom) = variances(estimate)
     assert freedom == 6

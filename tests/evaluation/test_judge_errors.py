@@ -21,16 +21,13 @@ def test_the_rate_and_its_interval_by_hand():
     assert rate - low == pytest.approx(high - rate)
 
 
-def test_a_judge_at_chance_corrects_nothing_and_a_rate_stays_in_0_to_1():
+def test_a_judge_at_chance_corrects_nothing_and_one_without_an_error_is_taken_to_make_a_few():
     estimate = Estimate(0.9, (Component(0.001, 10.0),), 0.0)
     assert correct_rate(estimate, 49, 98) is None
     assert correct_rate(estimate, 10, 98) is None
     rate, low, high = correct_rate(estimate, 74, 98)  # 0.75: (0.9 - 0.25) / 0.5 is above 1
     assert (rate, high) == (1.0, 1.0)
     assert low < 1
-
-
-def test_a_judge_without_an_observed_error_is_taken_for_one_that_makes_a_few():
     few, many = (correct_rate(Estimate(0.6, (Component(0.0, 2.0),), 0.0), n, n) for n in (8, 998))
     assert few[0] == pytest.approx((0.6 - 0.1) / 0.8)
     assert few[2] - few[1] > many[2] - many[1] > 0

@@ -46,21 +46,15 @@ MIXED = [
 ]
 
 
-def test_a_judge_agrees_where_it_gives_the_human_verdict_in_both_orders():
+def test_agreement_and_consistency_in_both_orders_are_reported_by_scenario_and_in_percent():
     overall = report(*MIXED)
     assert (overall.agreement.count, overall.agreement.total) == (3, 6)
     assert overall.agreement_original.count == 4
     assert overall.agreement_swapped.count == 4
     assert overall.consistency.rate == 0.5
-
-
-def test_agreement_and_consistency_are_reported_by_scenario():
     scenarios = report(*MIXED).scenarios
     rates = {name: (own.agreement.rate, own.consistency.rate) for name, own in scenarios.items()}
     assert rates == {"a": (1 / 3, 1 / 3), "b": (2 / 3, 2 / 3)}
-
-
-def test_the_printed_report_shows_rates_in_percent():
     assert "50.00%" in str(report(*MIXED))
 
 
@@ -71,9 +65,6 @@ def test_unparsable_verdicts_disagree_are_counted_and_are_left_out_of_the_consis
     assert (result.agreement.count, result.agreement.total) == (1, 3)
     assert result.unparsable == (2, 1)
     assert (result.consistency.count, result.consistency.total) == (1, 1)
-
-
-def test_without_a_row_that_was_parsed_in_both_orders_the_consistency_is_nan():
     assert math.isnan(report((FIRST, UNPARSABLE, SECOND, "a")).consistency.rate)
 
 
@@ -153,15 +144,12 @@ def test_the_command_reports_the_judge_of_a_run(labeled_pairs, tmp_path, monkeyp
     assert "position consistency  100.00%" in result.stdout
 
 
-def test_the_command_reports_stored_verdicts(labeled_pairs, tmp_path):
+def test_the_command_reports_stored_verdicts_and_needs_either_these_or_a_run(labeled_pairs, tmp_path):
     path = tmp_path / "verdicts.jsonl"
     path.write_text('{"output": 0}\n{"output": 0}\n')
     result = fed_rlhf("judge", labeled_pairs, "--verdicts", str(path), str(path))
     assert "in the original order only  100.00%" in result.stdout
     assert "position consistency  0.00%" in result.stdout
-
-
-def test_the_command_needs_either_a_run_or_verdicts(labeled_pairs):
     assert "--run RUN, or its verdicts by --verdicts" in refusal("judge", labeled_pairs)
 
 

@@ -70,16 +70,13 @@ def test_the_parser_and_the_win_rate_have_their_public_names_and_types():
 # --- Both orders
 
 
-def test_each_pair_is_put_to_the_judge_once_in_each_order():
+def test_each_pair_is_judged_once_in_each_order_and_a_judge_of_the_text_is_consistent():
     _, judge = judge_scripted(prefer_good)
     assert len(judge.comparisons) == 8
     expected = set()
     for prompt, ours, theirs in zip(PROMPTS, OURS, THEIRS, strict=True):
         expected |= {Comparison(prompt, ours, theirs), Comparison(prompt, theirs, ours)}
     assert set(judge.comparisons) == expected
-
-
-def test_a_judge_of_the_text_is_consistent_and_its_wins_are_ours():
     judged, _ = judge_scripted(prefer_good)
     assert judged.verdicts == [FIRST, FIRST, SECOND, FIRST]
     assert judged.consistency == 1.0
@@ -111,9 +108,6 @@ def test_equal_responses_are_ties_and_are_not_put_to_the_judge():
     assert judged.consistency == 1.0
     assert len(judge.comparisons) == 4
     assert "same" not in {comparison.first.strip() for comparison in judge.comparisons}
-
-
-def test_with_equal_responses_only_the_consistency_is_not_a_number():
     judged, judge = judge_scripted(prefer_good, ["x"], ["x"])
     assert judged.verdicts == [TIE]
     assert math.isnan(judged.consistency)

@@ -131,39 +131,27 @@ def test_pairs_of_equally_long_responses_give_the_mean_label_as_the_rate():
     assert estimate.low < 0.625 < estimate.high
 
 
-def test_a_length_difference_that_all_pairs_share_leaves_the_rate_undetermined():
+def test_a_length_difference_that_all_pairs_share_or_no_prompts_leave_the_rate_undetermined():
     estimate = fit_length_controlled_rate([1, 0, 1], [10, 20, 30], [5, 15, 25], 100)
     assert math.isnan(estimate.rate)
     assert math.isnan(estimate.low)
     assert math.isnan(estimate.effect)
     assert estimate.uncontrolled == pytest.approx(2 / 3)
-
-
-def test_one_prompt_determines_the_rate_only_if_its_responses_are_equally_long():
     assert fit_length_controlled_rate([1.0], [5], [5], 100).rate == 1.0
     assert math.isnan(fit_length_controlled_rate([1.0], [6], [5], 100).rate)
-
-
-def test_no_prompts_leave_the_rate_undetermined():
     assert math.isnan(fit_length_controlled_rate([], [], [], 100).rate)
 
 
-def test_the_effect_stays_finite_where_the_longer_response_always_wins():
+def test_the_fit_converges_with_rare_or_separated_wins_and_probabilities_close_to_0_and_1():
     estimate = fit_length_controlled_rate([1, 1, 1, 0, 0, 0], [9, 8, 7, 1, 2, 3], [5] * 6, 200)
     assert estimate.rate == pytest.approx(0.5)
     assert 1 < estimate.effect < 100
     assert 0 <= estimate.low <= estimate.rate <= estimate.high <= 1
-
-
-def test_the_fit_converges_with_one_win_among_a_thousand_prompts():
     _, first, second = simulated(0, 0, n=1000)
     estimate = fit_length_controlled_rate(np.arange(1000) == 500, first, second, 200)
     assert 0 < estimate.rate < 0.02
     assert estimate.low == 0
-
-
-def test_the_fit_converges_with_probabilities_very_close_to_0_and_1():
-    """A judge that reports the probabilities of its tokens gives 1e-11 as well as 0.3."""
+    # A judge that reports the probabilities of its tokens gives 1e-11 as well as 0.3.
     labels = np.array([1e-11, 3e-13, 2e-8, 1 - 1e-10, 1 - 1e-12, 7e-11])
     estimate = fit_length_controlled_rate(labels, [9, 1, 4, 30, 8, 2], [5] * 6, 300)
     assert 0 <= estimate.low <= estimate.rate <= estimate.high <= 1
@@ -193,9 +181,6 @@ def test_labels_of_one_prompt_are_drawn_together():
     assert together.rate == pytest.approx(once.rate, abs=0.02)
     assert together.high - together.low == pytest.approx(once.high - once.low, rel=0.1)
     assert apart.high - apart.low < 0.75 * (together.high - together.low)
-
-
-def test_one_label_for_each_prompt_gives_the_interval_of_independent_labels():
     data = simulated(-0.4, 1.0, n=50)
     assert fit_length_controlled_rate(*data, 100, 1, range(50)) == fit_length_controlled_rate(*data, 100, 1)
 

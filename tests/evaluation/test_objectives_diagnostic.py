@@ -75,17 +75,11 @@ def summary(result):
     return ObjectivesDiagnostic().summarize(result, RUN)
 
 
-def test_the_summary_has_the_mean_of_the_rewards_after_the_rounds(summary):
+def test_the_summary_has_the_mean_reward_the_disagreement_of_clients_and_a_point_in_a_front(summary):
     assert summary.figures["mean_reward"] == 2.0
-
-
-def test_the_disagreement_of_the_clients_is_the_mean_over_rounds(summary):
     assert summary.figures["lambda_drift"] == pytest.approx(0.3)
     assert summary.figures["mean_lambda_drift"] == pytest.approx(0.2)
     assert summary.figures["update_drift"] == 2.0
-
-
-def test_the_runs_point_in_a_front_has_its_scores_those_of_the_base_policy_and_its_preferences(summary):
     assert summary.front.scores == {"helpful": 1.0, "clean": 3.0}
     assert summary.front.base_scores == {"helpful": 0.5, "clean": 2.5}
     assert summary.front.preferences == {"helpful": 1.0, "clean": 9.0}
@@ -138,15 +132,12 @@ def test_the_report_of_a_run_has_its_rewards_its_disagreement_and_its_weights(re
 CURVE = [{"round": 0, "KL (nats)": 0.0, "reward, helpful": 0.5}, {"round": 2, "KL (nats)": 3.0}]
 
 
-def test_a_benchmark_has_the_rewards_of_all_seeds_and_the_weights_of_the_first():
+def test_a_benchmark_has_the_rewards_of_all_seeds_and_the_weights_of_clients_in_the_first():
     summary = Summary(data=(CURVE, {"helpful": WEIGHTS["helpful"]}))
     summaries = {"FIRM": {1: summary, 2: summary}, "other": {2: summary}}
     charts = ObjectivesDiagnostic().benchmark_charts(summaries)
     assert titles_of(charts) == ["KL (nats)", "Reward, helpful", "FIRM, seed 1: weight of helpful"]
     assert [trace.name for trace in charts[0].data if trace.name] == ["FIRM", "other"]
-
-
-def test_the_chart_of_weights_has_a_line_for_each_client():
     charts = ObjectivesDiagnostic().benchmark_charts({"FIRM": {0: Summary(data=([], WEIGHTS))}})
     assert titles_of(charts) == ["FIRM, seed 0: weight of helpful", "FIRM, seed 0: weight of clean"]
     assert [[trace.name for trace in chart.data] for chart in charts] == [["a", "b"], ["a", "b"]]

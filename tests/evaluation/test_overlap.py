@@ -5,7 +5,7 @@ import pytest
 from components.evaluation.overlap import rouge
 
 
-def test_the_same_words_give_1_and_disjoint_words_give_0():
+def test_the_same_words_give_1_disjoint_ones_0_and_others_the_f1_of_the_words():
     assert rouge(["the cat sat"], [["The cat sat."]]) == {
         "rouge1": 1.0,
         "rouge2": 1.0,
@@ -16,18 +16,12 @@ def test_the_same_words_give_1_and_disjoint_words_give_0():
         "rouge2": 0.0,
         "rougeLsum": 0.0,
     }
-
-
-def test_rouge_1_is_the_f1_of_the_words():
-    """Hand-computed: 2 of 3 words against 2 of 5: precision 2/3, recall 2/5, F1 1/2."""
+    # Hand-computed: 2 of 3 words against 2 of 5: precision 2/3, recall 2/5, F1 1/2.
     assert rouge(["a red cat"], [["a grey cat sleeps here"]])["rouge1"] == pytest.approx(0.5)
 
 
-def test_each_text_is_scored_against_its_best_reference_and_the_scores_are_averaged():
+def test_each_text_is_scored_against_its_best_reference_and_left_out_without_one():
     scores = rouge(["one two three", "four"], [["seven eight", "one two three"], ["five"]])
     assert scores["rouge1"] == pytest.approx(0.5)
-
-
-def test_rows_without_a_reference_are_left_out():
     assert rouge(["one two", "three"], [[], ["three"]])["rouge1"] == 1.0
     assert rouge(["one"], [[]]) == {}

@@ -60,18 +60,11 @@ def scored(monkeypatch):
 # --- Verdicts
 
 
-def test_the_response_with_the_higher_score_is_better_and_equal_scores_are_ties(resources):
+def test_the_response_with_the_higher_score_is_better_in_both_orders_and_equal_ones_tie(resources):
     judge = section_with(LENGTH).build(resources)
     comparisons = [Comparison("p", "aaa", "bb"), Comparison("p", "a", "bb"), Comparison("p", "aa", "bb")]
     assert judge.compare(comparisons) == [FIRST, SECOND, TIE]
-
-
-def test_no_comparisons_have_no_verdicts(resources):
     assert section_with(LENGTH).build(resources).compare([]) == []
-
-
-def test_a_reward_gives_the_same_verdict_in_both_orders(resources):
-    judge = section_with(LENGTH).build(resources)
     contest = judge_contest(judge, {ours: Comparison("p", ours, "bb") for ours in ("aaa", "a", "aa")})
     assert contest.verdicts == [FIRST, SECOND, TIE]
     assert contest.consistency == 1.0
@@ -119,15 +112,12 @@ def test_a_reward_that_is_trained_for_an_objective_is_the_judges_too(trained, tr
     assert trained_judge.compare(comparisons) == expected
 
 
-def test_the_figures_of_a_trained_reward_are_its_accuracy_and_the_numbers_of_pairs(trained, trained_judge):
+def test_a_trained_reward_is_described_by_its_accuracy_its_pairs_and_its_backbone(trained, trained_judge):
     assert trained_judge.figures == {
         "judge_accuracy": trained[1]["accuracy"],
         "judge_pairs": 6,
         "judge_held_out_pairs": 4,
     }
-
-
-def test_the_description_of_a_trained_reward_names_its_backbone_and_its_data(trained_judge):
     assert "tiny-random, first 1 layers, trained centrally" in trained_judge.description
 
 
@@ -170,12 +160,11 @@ def without_held_out(prepared, tmp_path):
     return tmp_path
 
 
-def test_a_reward_that_is_trained_here_needs_training_and_held_out_pairs(without_held_out):
+def test_a_reward_that_is_trained_here_needs_training_and_held_out_pairs_and_a_function_none(
+    without_held_out,
+):
     with pytest.raises(DataError, match="6 training and 0 held-out pairs.*'reward'"):
         section_with(TRAINED).check_data(without_held_out)
-
-
-def test_a_function_needs_no_pairs(without_held_out):
     section_with(LENGTH).check_data(without_held_out)
 
 
@@ -201,5 +190,4 @@ def test_a_judge_without_log_odds_is_refused_as_a_reward(debug):
 
 
 def test_all_refusals_are_errors_of_the_user():
-    assert issubclass(UserError, UserError)
     assert issubclass(BackboneError, UserError)

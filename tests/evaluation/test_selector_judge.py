@@ -50,16 +50,15 @@ def with_rows(prepared, folder, change):
     return folder
 
 
-def test_a_judge_is_trained_once_and_then_read_from_the_cache(section, prepared, tmp_path, trainings):
+def test_a_judge_is_trained_once_on_its_training_pairs_alone_and_then_read_from_the_cache(
+    section, prepared, tmp_path, trainings
+):
     resources = JudgeResources(prepared, tmp_path, 0, "cpu")
     first = section.build(resources)
     second = section.build(resources)
     assert len(trainings) == 1
     assert (first.selector.logits(COMPARISONS) == second.selector.logits(COMPARISONS)).all()
     assert first.figures == second.figures
-
-
-def test_a_judge_is_trained_on_the_judges_training_pairs_alone(section, prepared, tmp_path, trainings):
     section.build(JudgeResources(prepared, tmp_path, 0, "cpu"))
     assert {(pair.client_id, pair.split) for pair in trainings[0]} == {("judge", "train")}
 
@@ -72,11 +71,8 @@ def test_the_figures_of_a_judge_are_its_accuracy_on_held_out_pairs_and_their_num
     assert judge.figures["judge_held_out_pairs"] == len(held_out)
 
 
-def test_the_description_of_a_judge_names_its_backbone(judge):
+def test_a_judge_is_described_by_its_backbone_and_writes_no_texts(judge):
     assert "tiny-random" in judge.description
-
-
-def test_a_judge_writes_no_texts(judge):
     judge.compare(COMPARISONS)
     assert judge.texts == []
 
@@ -174,12 +170,11 @@ def without_held_out(prepared, tmp_path):
     )
 
 
-def test_a_judge_without_held_out_pairs_is_refused_before_a_run(section, without_held_out):
+def test_a_judge_without_held_out_pairs_is_refused_before_a_run_and_not_trained(
+    section, without_held_out, tmp_path, trainings
+):
     with pytest.raises(DataError, match="6 training and 0 held-out pairs.*'selector'"):
         section.check_data(without_held_out)
-
-
-def test_a_judge_without_held_out_pairs_is_not_trained(section, without_held_out, tmp_path, trainings):
     with pytest.raises(DataError, match="6 training and 0 held-out pairs.*'selector'"):
         section.build(JudgeResources(without_held_out, tmp_path / "cache", 0, "cpu"))
     assert trainings == []

@@ -170,17 +170,11 @@ def test_the_figures_of_an_arm_are_those_of_its_run(finished, arm, seed):
 
 
 @pytest.mark.long
-def test_every_arm_is_compared_with_the_base_policy_and_the_references_and_with_the_arms_of_a_contest(
-    finished,
-):
+def test_every_arm_is_compared_with_all_that_it_should_be_on_each_prompt(finished):
     expected = {"base policy against the references", "FedBiscuit against FedDPO"}
     for arm in ARMS:
         expected |= {f"{arm} against base policy", f"{arm} against the references"}
     assert set(finished.figures()["contests"]) == expected
-
-
-@pytest.mark.long
-def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(finished):
     for by_seed in finished.figures()["contests"].values():
         for contest in by_seed.values():
             assert len(contest["verdicts"]) == 4
@@ -189,7 +183,7 @@ def test_a_contest_has_a_verdict_for_each_prompt_and_the_judges_consistency(fini
 
 
 @pytest.mark.long
-def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(finished):
+def test_the_report_has_the_commits_the_verdicts_on_claims_and_plots_without_a_network(finished):
     numbers = finished.figures()
     assert {run: len(commits) for run, commits in numbers["commits"].items()} == dict.fromkeys(RUNS, 1)
     assert [(change["arm"], change["earlier"]) for change in numbers["changes"]] == [
@@ -200,10 +194,6 @@ def test_the_report_has_the_commit_of_each_run_and_the_verdict_on_each_claim(fin
     assert claim["claim"] == "FedBiscuit: worst client at least 0"
     assert (claim["verdict"], claim["reason"]) == ("undecided", "one value per seed, which needs 3 seeds")
     assert (claim["low"], claim["high"]) == (None, None)
-
-
-@pytest.mark.long
-def test_the_page_of_the_report_has_plots_and_needs_no_network(finished):
     page = (finished.folder / "report" / "report.html").read_text()
     assert "FedBiscuit" in page
     assert page.count("data-chart=") == 9
@@ -231,23 +221,17 @@ def mlflow_runs(finished):
 
 
 @pytest.mark.long
-def test_mlflow_has_one_run_for_each_arm_and_seed_under_one_parent(mlflow_runs):
+def test_mlflow_has_a_run_with_metrics_for_each_arm_and_seed_and_a_parent_with_the_report(
+    mlflow_runs, finished
+):
     parent, children = mlflow_runs
     assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
     assert sorted(child.data.tags["method"] for child in children) == ["fedbiscuit"] * 2 + ["feddpo"] * 2
-
-
-@pytest.mark.long
-def test_the_mlflow_run_of_an_arm_has_the_metrics_of_all_phases(mlflow_runs):
     for child in mlflow_runs[1]:
         expected = {"aligned_vs_base/win_rate", "accuracy/mean"}
         if child.data.tags["method"] == "feddpo":
             expected.add("server/server_norm")
         assert expected <= set(child.data.metrics)
-
-
-@pytest.mark.long
-def test_the_mlflow_run_of_the_benchmark_has_the_report_and_the_means(finished, mlflow_runs):
     parent, _ = mlflow_runs
     paths = finished.arm("FedDPO", 0).artifacts(parent.info.run_id, "report")
     assert "report/report.html" in paths
@@ -267,24 +251,16 @@ def test_the_result_of_each_phase_is_in_the_mlflow_run_of_the_arm(finished, phas
 
 
 @pytest.mark.long
-def test_the_groupings_of_an_ensemble_are_steps_between_its_rounds(finished):
+def test_the_groupings_of_an_ensemble_are_steps_and_logged_and_it_ends_with_its_selectors(finished):
     result = finished.arm("FedBiscuit", 0).federation
     phases = [record.phase for record in result.records]
     assert phases == ["train"] * 3 + ["grouping", "train", "grouping", "train"]
     assert "grouping: 4 clients" in finished.output
-
-
-@pytest.mark.long
-def test_an_ensemble_ends_with_its_selectors_and_the_one_of_each_client(finished):
     outcome = finished.arm("FedBiscuit", 0).federation.outcome
     assert outcome.votes
     assert set(outcome.adapters) == {"selector-0", "selector-1", "selector-2"}
     assert set(outcome.assignment) == set(finished.arm("FedBiscuit", 0).federation.after.accuracy.clients)
     assert "with the assigned adapter" in finished.output
-
-
-@pytest.mark.long
-def test_each_grouping_is_logged(finished):
     run = finished.arm("FedBiscuit", 0)
     for name in ("adjusted_rand_index", "moved", "without_vote", "selector-0/size"):
         assert list(run.history(run.mlflow_id, f"grouping/{name}")) == [3, 4], name

@@ -13,6 +13,8 @@ from components.data.trees import read_trees
 from components.models.policy import client_adapter_folders, has_client_adapters
 from tests.support.mlflow_store import global_store
 
+pytestmark = pytest.mark.long
+
 COUNT = 14
 """Questions of each set that trees are grown for."""
 ROUNDS = 3
@@ -120,38 +122,29 @@ def clients(complete):
     return sorted(complete.federation.after.accuracy.clients)
 
 
-@pytest.mark.long
-def test_every_client_ends_with_its_own_adapter(complete, clients):
+def test_every_client_ends_with_its_own_adapter_and_is_measured_by_it(complete, clients):
     outcome = complete.federation.outcome
     assert outcome.has_client_policies
     assert sorted(outcome.adapters) == clients
     assert sorted(complete.federation.adapters) == clients
     assert len(set(complete.hashes.values())) > 1
-
-
-@pytest.mark.long
-def test_every_client_is_measured_by_its_own_adapter(complete):
     assert complete.federation.before.accuracy.margin == 0
     assert complete.federation.after.accuracy.margin != 0
     assert "each client's own adapter, on its own pairs" in complete.summary
 
 
-@pytest.mark.long
-def test_the_aligned_policy_has_an_adapter_for_each_client(complete, clients):
+def test_the_aligned_policy_has_and_answers_with_an_adapter_for_each_client(complete, clients):
     final = complete.folder / "alignment" / "final"
     assert has_client_adapters(final)
     assert sorted(client_adapter_folders(final)) == clients
     assert set(complete.evaluation.implicit_reward.clients) <= set(clients)
-
-
-@pytest.mark.long
-def test_the_clients_of_the_aligned_policy_answer_and_the_base_policy_has_none(complete, clients):
     assert {row["aligned"]["client_id"] for row in complete.answers} <= set(clients)
     assert all("client_id" not in row["base"] for row in complete.answers)
 
 
-@pytest.mark.long
-def test_the_trees_are_stored_for_this_run_and_for_others(complete, trees):
+def test_trees_of_truncated_questions_are_stored_and_their_pairs_belong_to_the_client_of_the_set(
+    complete, trees
+):
     assert {name: len(grown) for name, grown in trees.items()} == dict.fromkeys(trees, COUNT)
     for grown in trees.values():
         assert {len(tree.nodes) for tree in grown} == {6}
@@ -159,24 +152,15 @@ def test_the_trees_are_stored_for_this_run_and_for_others(complete, trees):
     for name in trees:
         own = complete.folder / "trees" / f"{name}.jsonl"
         assert (shared / f"{name}.jsonl").read_bytes() == own.read_bytes()
-
-
-@pytest.mark.long
-def test_the_context_of_a_long_question_is_truncated(trees):
     for tree in trees["pubmedqa"]:
         assert "trial" in tree.question
         assert len(tree.question) < 200
-
-
-@pytest.mark.long
-def test_the_pairs_of_trees_have_tree_and_depth_and_belong_to_the_client_of_their_set(complete, trees):
     rows = read_pairs(complete.folder / "prepared" / "pairs.parquet")
     assert {row.client_id for row in rows} == set(trees)
     assert {row.depth for row in rows} == {1, 2}
     assert all(row.tree.split("/")[0] == row.client_id for row in rows)
 
 
-@pytest.mark.long
 def test_clients_answer_the_questions_of_their_set_and_take_turns_with_those_of_other_sets(answers, trees):
     assert {row["client_id"] for row in answers["aligned-csqa"]} == {"csqa"}
     in_turn = [row["client_id"] for row in answers["aligned-mathqa"][:4]]
@@ -185,7 +169,6 @@ def test_clients_answer_the_questions_of_their_set_and_take_turns_with_those_of_
     assert not {row["question"] for row in answers["aligned-csqa"]} & grown
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("policy", ["base", "aligned"])
 def test_the_figures_of_questions_are_those_of_the_answers_and_are_in_the_report(complete, answers, policy):
     result = complete.evaluation.questions[policy]
@@ -198,16 +181,11 @@ def test_the_figures_of_questions_are_those_of_the_answers_and_are_in_the_report
             assert complete.metrics[f"questions/{policy}/{name}/{key}"] == value
 
 
-@pytest.mark.long
-def test_trees_and_questions_are_in_the_log_and_in_the_table(complete):
+def test_trees_questions_and_answers_are_in_the_log_in_the_table_and_in_mlflow(complete):
     pattern = r"thoughts: \d+ pairs \(margin min \S+, median \S+, max \S+\); \d+ tied"
     assert re.search(pattern, complete.output)
     for line in ("Answers to questions", "csqa (5), base", "mathqa (7), aligned", "success at 2"):
         assert line in complete.summary, line
-
-
-@pytest.mark.long
-def test_the_figures_of_questions_and_their_answers_are_in_mlflow(complete):
     evaluate = complete.phase_run("evaluate")
     accuracy = complete.evaluation.questions["aligned"].sets["csqa"].accuracy
     assert evaluate.data.metrics["questions/aligned/csqa/accuracy"] == accuracy
@@ -215,7 +193,6 @@ def test_the_figures_of_questions_and_their_answers_are_in_mlflow(complete):
     assert "question_answers.json" in complete.artifacts(evaluate.info.run_id)
 
 
-@pytest.mark.long
 def test_the_graph_of_each_round_is_in_mlflow_as_json_and_all_as_one_page(complete):
     federate = complete.phase_run("federate")
     records = complete.federation.records
@@ -240,21 +217,12 @@ def registered(complete):
         yield mlflow.pyfunc.load_model(complete.alignment.model_uri)
 
 
-@pytest.mark.long
-def test_the_registered_model_answers_as_the_named_client(complete, registered):
+def test_the_registered_model_answers_as_the_named_client_and_needs_a_known_one(complete, registered):
     clients = sorted(complete.hashes)[:2]
     answers = registered.predict(pd.DataFrame({"prompt": ["a question"] * 2, "client_id": clients}))
     assert list(answers.columns) == ["completion"]
     assert len(answers) == 2
-
-
-@pytest.mark.long
-def test_the_registered_model_refuses_a_prompt_without_a_client(registered):
     with pytest.raises(MlflowException, match="client_id"):
         registered.predict(pd.DataFrame({"prompt": ["a question"]}))
-
-
-@pytest.mark.long
-def test_the_registered_model_refuses_an_unknown_client_by_its_name(registered):
     with pytest.raises(Exception, match="client_id 'nobody'"):
         registered.predict(pd.DataFrame({"prompt": ["a question"], "client_id": ["nobody"]}))

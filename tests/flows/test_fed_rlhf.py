@@ -141,7 +141,7 @@ def test_no_file_of_a_run_is_pickled_or_half_written(complete, place):
     assert not [path for path in files if path.name.startswith(".writing-")]
 
 
-def test_the_run_is_one_parent_with_a_child_for_each_phase_in_mlflow(complete):
+def test_the_run_is_one_parent_in_mlflow_with_phases_losses_and_a_registered_policy(complete):
     runs = complete.mlflow_runs()
     (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
     assert len(runs) == 5
@@ -149,16 +149,10 @@ def test_the_run_is_one_parent_with_a_child_for_each_phase_in_mlflow(complete):
     assert {run.data.tags.get("phase") for run in runs} == {None, "prepare", "federate", "align", "evaluate"}
     assert parent.data.tags["fed_rlhf.folder"] == str(complete.folder)
     assert "/flow-run/" in parent.data.tags["prefect.flow_run_url"]
-
-
-def test_mlflow_has_the_loss_of_each_round_and_the_registered_policy(complete):
     losses = complete.history(complete.mlflow_id, "train/loss")
     assert list(losses) == list(range(1, ROUNDS + 1))
     version = complete.mlflow.get_model_version_by_alias("debug-policy", "latest-aligned")
     assert version.run_id == complete.phase_run("align").info.run_id
-
-
-def test_the_registered_version_has_the_headline_as_tags_and_its_model_has_it_as_metrics(complete):
     version = complete.mlflow.get_model_version_by_alias("debug-policy", "latest-aligned")
     after = complete.metrics["after/accuracy/mean"]
     assert version.tags["after.accuracy.mean"] == f"{after:.4g}"

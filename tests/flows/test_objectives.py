@@ -15,6 +15,8 @@ from components.seeding import derive
 from tasks.tracking.federate import step_points
 from tests.support.bare_loop import run_bare_loop
 
+pytestmark = pytest.mark.long
+
 OPTIONS = (
     "{objectives: {helpful: [helpful], clean: [clean]},"
     " ppo: {minibatch: 2, epochs: 1, temperature: 0.6}, reward_prompts: 3}"
@@ -60,7 +62,6 @@ def bare_folder(complete, tmp_path):
     return tmp_path
 
 
-@pytest.mark.long
 def test_the_rewards_are_measured_before_and_after_the_rounds(complete):
     result = complete.federation
     for evaluation in (result.before, result.after):
@@ -74,28 +75,23 @@ def test_the_rewards_are_measured_before_and_after_the_rounds(complete):
     assert result.after.measures != result.before.measures
 
 
-@pytest.mark.long
-def test_a_trained_reward_is_trained_before_the_first_round(complete):
+def test_a_trained_reward_is_trained_before_the_rounds_and_stored_relative_to_the_run(complete):
     assert complete.output.index("reward helpful: accuracy") < complete.output.index("round 1 of 3")
-
-
-@pytest.mark.long
-def test_the_folder_of_a_trained_reward_is_stored_relative_to_the_run(complete):
     rewards = complete.folder / "federation" / "rewards"
     folder = json.loads((rewards / "helpful.trained.json").read_text())["folder"]
     assert not Path(folder).is_absolute()
     assert (rewards / folder / "config.json").is_file()
 
 
-@pytest.mark.long
-def test_the_table_shows_the_rewards_and_their_kl(complete):
+def test_the_table_shows_the_rewards_their_kl_and_that_the_judge_is_the_trained_one(complete):
     lines = complete.summary.splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("Rewards"))
     labels = {line.split()[0] for line in lines[start + 1 : start + 6] if line}
     assert {"helpful", "clean", "KL"} <= labels
+    assert "judge: reward model, tiny-random, all layers, trained centrally" in complete.summary
+    assert "judge: training step" not in complete.output
 
 
-@pytest.mark.long
 def test_the_rounds_end_with_one_policy_for_all_clients(complete):
     outcome = complete.federation.outcome
     assert (outcome.clients, outcome.labels_pairs) == ([], False)
@@ -103,14 +99,7 @@ def test_the_rounds_end_with_one_policy_for_all_clients(complete):
     assert outcome.job_keys == {}
 
 
-@pytest.mark.long
-def test_the_judge_is_the_trained_reward_of_the_objective(complete):
-    assert "judge: reward model, tiny-random, all layers, trained centrally" in complete.summary
-    assert "judge: training step" not in complete.output
-
-
-@pytest.mark.long
-def test_weights_rewards_and_disagreement_are_metrics(complete):
+def test_weights_of_each_round_rewards_and_disagreement_are_metrics(complete):
     federate = complete.phase_run("federate")
     names = {
         "server/lambda_drift",
@@ -122,32 +111,21 @@ def test_weights_rewards_and_disagreement_are_metrics(complete):
         "train/lambda/helpful_min",
     }
     assert names <= federate.data.metrics.keys()
-
-
-@pytest.mark.long
-def test_the_clients_weights_are_logged_for_each_round(complete):
     federate = complete.phase_run("federate").info.run_id
     low, mean, high = (
         complete.history(federate, f"train/lambda/helpful{end}") for end in ("_min", "", "_max")
     )
     assert len(mean) == len(complete.federation.round_ends())
     assert all(0 <= low[n] <= mean[n] <= high[n] <= 1 for n in mean)
-
-
-@pytest.mark.long
-def test_rewards_are_logged_at_the_rounds_of_the_recipe_and_drawn(complete):
-    federate = complete.phase_run("federate").info.run_id
     assert list(complete.history(federate, "rewards/clean")) == [0, 2, 3]
 
 
-@pytest.mark.long
 def test_concurrent_clients_give_the_bytes_of_clients_one_after_the_other(complete, bare_folder):
     recipe = load_recipe("debug", [*OVERRIDES, ONE_AFTER_THE_OTHER])
     hashes = run_bare_loop(recipe, complete.folder / "prepared", bare_folder).hashes
     assert hashes == complete.hashes
 
 
-@pytest.mark.long
 def test_the_kl_of_the_aligned_policy_is_at_the_temperature_of_training(complete):
     recipe = load_recipe("debug", OVERRIDES)
     rows = choose_prompts(complete.folder / "prepared", "test", recipe.alignment.dpo.kl_prompts, recipe.seed)
@@ -162,14 +140,12 @@ def test_the_kl_of_the_aligned_policy_is_at_the_temperature_of_training(complete
     assert measured != pytest.approx(kl(1.0), rel=1e-2)
 
 
-@pytest.mark.long
 def test_prompts_that_leave_no_room_are_refused_before_a_reward_is_trained(new_workplace):
     state, output = new_workplace("no-room").fail(*OVERRIDES, "policy.max_prompt_tokens=8")
     assert "max_prompt_tokens" in str(state.result(raise_on_failure=False))
     assert "reward helpful: accuracy" not in output
 
 
-@pytest.mark.long
 def test_the_bytes_of_a_round_of_fedcmoo_are_those_of_its_gradients_and_of_its_adapters(
     complete, bare_folder
 ):

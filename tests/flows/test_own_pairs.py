@@ -64,18 +64,16 @@ def test_the_data_docs_are_written_and_logged(complete):
     assert "data/docs/index.html" in complete.artifacts(prepare, "data/docs")
 
 
-def test_each_client_adapts_the_servers_adapter_when_it_is_measured(complete):
+def test_each_client_adapts_the_servers_adapter_to_be_measured_and_answer_and_stores_nothing(complete):
     result = complete.federation
     assert (result.outcome.own, result.outcome.has_client_policies) == ("modules", False)
     assert list(result.outcome.adapters) == ["policy"]
     assert "by log-likelihood, summed" in complete.summary
     assert result.after.accuracy.pairs > 0
-
-
-def test_each_client_adapts_the_servers_adapter_when_it_answers(complete):
     answering = {row["aligned"]["client_id"] for row in complete.answers}
     assert answering <= set(complete.federation.outcome.job_keys)
     assert len(answering) > 1
+    assert not complete.client_stores.exists()
 
 
 def test_the_registered_policy_has_the_words_of_its_template_in_every_folder(complete, tmp_path, monkeypatch):
@@ -86,7 +84,3 @@ def test_the_registered_policy_has_the_words_of_its_template_in_every_folder(com
     with global_store(complete.tracking):
         model = mlflow.pyfunc.load_model(complete.alignment.model_uri).unwrap_python_model()
     assert model.policy.template.render(prompt="P") == "A customer wrote:\nP\n\nOur answer:"
-
-
-def test_clients_without_private_modules_store_nothing(complete):
-    assert not complete.client_stores.exists()

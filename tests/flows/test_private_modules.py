@@ -32,31 +32,27 @@ def tensor_names(path):
         return list(file.keys())
 
 
-def test_the_rounds_end_with_a_shared_adapter_and_the_last_job_of_each_client(complete, clients):
+def test_the_rounds_end_with_a_shared_adapter_and_clients_are_measured_with_private_modules(
+    complete, clients
+):
     outcome = complete.federation.outcome
     assert (outcome.own, outcome.has_client_policies) == ("modules", False)
     assert list(outcome.adapters) == ["policy"]
     assert list(complete.federation.adapters) == ["policy"]
     assert len(clients) == 4
-
-
-def test_each_client_is_measured_with_its_private_modules(complete):
     result = complete.federation
     assert result.before.accuracy.margin == pytest.approx(0, abs=1e-4)
     assert abs(result.after.accuracy.margin) > 1e-4
     assert "each client's own model from the server's adapter, on its own pairs" in complete.summary
 
 
-def test_accuracy_is_measured_by_the_log_likelihood_and_by_the_reward_head_too(complete, clients):
+def test_clients_are_measured_by_log_likelihood_and_reward_head_and_answer_round_robin(complete, clients):
     accuracy = complete.federation.after.accuracy
     assert accuracy.by_metric.keys() == {"summed", "per_token", "explicit"}
     assert accuracy.by_metric["summed"].clients.keys() == clients
     for line in ("by log-likelihood, summed", "by log-likelihood per token", "by the reward head"):
         assert line in complete.summary, line
     assert complete.metrics["after/accuracy/summed/worst"] == accuracy.by_metric["summed"].worst
-
-
-def test_the_clients_answer_round_robin(complete, clients):
     assert {row["aligned"]["client_id"] for row in complete.answers} == clients
     assert all("client_id" not in row["base"] for row in complete.answers)
     assert set(complete.evaluation.implicit_reward.clients) <= clients
@@ -94,12 +90,9 @@ def test_bytes_are_metrics_by_round_and_in_the_table_of_clients(complete, kind):
     assert by_round == totals
 
 
-def test_the_losses_of_the_private_modules_are_metrics(complete):
+def test_losses_of_private_modules_and_accuracies_at_the_rounds_of_the_recipe_are_metrics(complete):
     names = {"train/personal/loss", "train/scale", "train/decay"}
     assert names <= complete.phase_run("federate").data.metrics.keys()
-
-
-def test_accuracies_are_metrics_at_the_rounds_of_the_recipe(complete):
     federate = complete.phase_run("federate")
     names = {"accuracy/summed/mean", "accuracy/explicit/worst"}
     assert names <= federate.data.metrics.keys()

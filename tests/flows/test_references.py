@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ALONE = ["federation.method=fedbis", "federation.options.average_over=self", "federation.clients_per_round=4"]
 
 
@@ -10,7 +12,6 @@ def place(new_workplace):
     return new_workplace("references")
 
 
-@pytest.mark.long
 def test_the_votes_of_selectors_that_train_alone_label_pairs_and_each_measures_its_own_client(place):
     run = place.run(*ALONE)
     result = run.federation
@@ -21,7 +22,6 @@ def test_the_votes_of_selectors_that_train_alone_label_pairs_and_each_measures_i
     assert "each client's own selector, on its own pairs" in run.summary
 
 
-@pytest.mark.long
 def test_a_policy_with_examples_has_no_rounds_and_is_measured_and_answers(place):
     run = place.run("federation.method=few_shot", "federation.options.shots=1")
     result = run.federation

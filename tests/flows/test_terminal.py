@@ -96,14 +96,10 @@ def test_without_a_terminal_there_is_a_line_for_each_round_and_phase(plain):
     assert lines(plain) == ["starting ...", "round 1 of 2: loss [0.5]", "federate: 2 rounds in 1 s"]
 
 
-def test_long_lines_are_not_wrapped(plain):
+def test_long_lines_are_not_wrapped_and_warnings_are_shown_without_a_time_and_a_logger(plain):
     report(Milestone(), "word " * 100)
-    assert lines(plain)[1:] == ["word " * 100]
-
-
-def test_warnings_are_shown_without_a_time_and_a_logger(plain):
     log.warning("%d pairs are equal", 3)
-    assert lines(plain)[1:] == ["warning: 3 pairs are equal"]
+    assert lines(plain)[1:] == ["word " * 100, "warning: 3 pairs are equal"]
 
 
 def test_an_error_is_shown_once_with_its_stack_trace(plain):
@@ -120,15 +116,12 @@ def test_an_error_is_shown_once_with_its_stack_trace(plain):
 ERROR = OSError("disk full")
 
 
-def test_an_error_of_the_user_is_left_to_the_sentence_of_the_command(plain):
+def test_an_error_of_the_user_is_left_to_the_command_with_or_without_its_stack_trace(plain):
     try:
         raise RecipeError("use at most 3")
     except RecipeError:
         log.exception("Encountered exception during execution")
     assert lines(plain) == ["starting ..."]
-
-
-def test_the_same_holds_without_the_stack_trace_which_the_filter_of_prefects_loggers_removes(plain):
     log.addFilter(USER_ERROR_FILTER)
     try:
         raise RecipeError("use at most 3")
@@ -174,13 +167,12 @@ def test_the_time_left_is_that_of_measured_rounds_and_counts_down(plain, clock):
     assert "left" not in line(plain)
 
 
-def test_the_live_line_has_the_step_and_loss_of_dpo(plain, clock):
+def test_the_live_line_has_the_step_of_dpo_and_its_loss_and_says_when_it_is_done(plain, clock):
     report(PhaseStarted("align"))
     report(Work("DPO step", 3, 40, loss=0.6931))
     assert line(plain) == "align  DPO step 3 of 40, loss 0.693  0 s so far"
-
-
-def test_the_live_line_says_when_a_work_is_done_and_something_else_runs(plain, clock):
+    report(Work("DPO step", 3, 40, loss=-0.00021))
+    assert "loss -0.00021" in line(plain)
     report(PhaseStarted("align"))
     report(Work("DPO step", 40, 40, loss=0.5))
     assert line(plain) == "align  DPO step 40 of 40 is done, what follows it is running  0 s so far"
@@ -190,24 +182,16 @@ def test_the_live_line_says_when_a_work_is_done_and_something_else_runs(plain, c
     assert line(plain) == "align  round 8 of 8 is done, what follows it is running  0 s so far"
 
 
-def test_a_loss_near_zero_keeps_its_digits(plain, clock):
-    report(Work("DPO step", 3, 40, loss=-0.00021))
-    assert "loss -0.00021" in line(plain)
-
-
-def test_a_work_that_begins_again_is_measured_anew(plain, clock):
+def test_a_phase_begins_without_earlier_work_and_a_work_that_begins_again_is_measured_anew(plain, clock):
+    report(Work("DPO step", 3, 40))
+    report(PhaseStarted("evaluate"))
+    assert line(plain) == "evaluate  0 s so far"
     report(PhaseStarted("evaluate"))
     report(Work("comparisons by the judge", 0, 8))
     clock.now += 10
     report(Work("comparisons by the judge", 4, 8))
     report(Work("comparisons by the judge", 0, 8))
     assert line(plain) == "evaluate  0 of 8 comparisons by the judge  10 s so far"
-
-
-def test_a_phase_begins_without_the_work_of_the_one_before_it(plain, clock):
-    report(Work("DPO step", 3, 40))
-    report(PhaseStarted("evaluate"))
-    assert line(plain) == "evaluate  0 s so far"
 
 
 def test_the_live_line_is_cut_to_the_width_of_the_terminal(clock):

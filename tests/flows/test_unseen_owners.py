@@ -8,6 +8,8 @@ from components.data.records import read_clients, read_pairs
 from flows import fed_rlhf as flow
 from tests.support.sources import write_jsonl
 
+pytestmark = pytest.mark.long
+
 CLUSTERS = [
     "federation.method=fedbiscuit",
     "federation.options={selectors: 3, warmup_rounds: 1, regroup_every: 1}",
@@ -28,7 +30,6 @@ def measured(place):
     return place.run(*CLUSTERS)
 
 
-@pytest.mark.long
 def test_unseen_clients_are_in_no_round_and_their_accuracy_is_in_every_report(measured):
     unseen = measured.federation.unseen
     names = set(read_clients(measured.folder / "prepared" / "unseen"))
@@ -47,7 +48,6 @@ def test_unseen_clients_are_in_no_round_and_their_accuracy_is_in_every_report(me
     assert not list((measured.folder / "federation" / "updates").glob("*.json"))
 
 
-@pytest.mark.long
 def test_a_run_stopped_before_this_measurement_resumes_with_the_same_bytes(place, measured):
     def end(*_):
         raise OSError("no space left on device")
@@ -63,7 +63,6 @@ def test_a_run_stopped_before_this_measurement_resumes_with_the_same_bytes(place
         assert (resumed.folder / name).read_bytes() == (measured.folder / name).read_bytes()
 
 
-@pytest.mark.long
 def test_unseen_clients_that_cannot_be_measured_end_a_run_before_its_rounds(place, tmp_path):
     splits = {"a": ("train", "test"), "b": ("train", "test"), "c": ("train", "validation")}
     own = [row | {"split": splits[row["client_id"]][n % 2]} for n, row in enumerate(rows("abc"))]
@@ -115,7 +114,6 @@ def stopped(place, tmp_path_factory):
     return place.newest(), path
 
 
-@pytest.mark.long
 def test_a_resumed_run_names_who_joined_or_left_and_keeps_its_clients(place, stopped):
     run, path = stopped
     write_jsonl(path, rows("bcd"))

@@ -236,30 +236,13 @@ def flow_arguments(entrypoint: str) -> set[str]:
     return {argument.arg for argument in node.args.args}
 
 
-def test_there_is_a_deployment_for_each_task_and_for_both_nightly_benchmarks():
-    assert {name: deployment["parameters"] for name, deployment in deployments().items()} == {
-        "summarization": {"recipe": "summarization/demo"},
-        "qa": {"recipe": "qa/demo"},
-        "reasoning": {"recipe": "reasoning/demo"},
-        "personalized": {"recipe": "personalized/demo"},
-        "multi-objective": {"recipe": "multi-objective/demo"},
-        "nightly": {"benchmark": "nightly"},
-        "comparison": {"benchmark": "summarization"},
-        "performance": {"recipe": "summarization/demo"},
-    }
-
-
 @pytest.mark.parametrize("deployment", deployments().values(), ids=deployments())
-def test_a_deployment_names_a_flow_its_parameters_and_a_recipe_that_exists(deployment):
+def test_a_deployment_names_what_exists_and_only_nightly_benchmarks_are_scheduled(deployment):
     parameters = deployment["parameters"]
     assert set(parameters) <= flow_arguments(deployment["entrypoint"])
     assert parameters.get("recipe", "debug") in recipe_names()
     assert parameters.get("benchmark", "summarization") in benchmark_names()
     assert deployment["work_pool"]["name"] == servers.WORK_POOL
-
-
-@pytest.mark.parametrize("deployment", deployments().values(), ids=deployments())
-def test_only_the_nightly_benchmarks_are_scheduled(deployment):
     crons = [schedule["cron"] for schedule in deployment["schedules"]]
     assert len(crons) == (deployment["name"] in ("nightly", "performance"))
     assert all(len(cron.split()) == 5 for cron in crons)
@@ -478,7 +461,7 @@ def test_containers_publish_on_loopback_and_hold_no_password():
     assert (ROOT / "infra" / compose["services"]["mlflow"]["env_file"]).is_file()
 
 
-def test_the_wheel_contains_every_package():
+def test_the_wheel_contains_every_package_recipe_benchmark_and_template():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     include = project["tool"]["setuptools"]["packages"]["find"]["include"]
     expected = set()
@@ -486,16 +469,10 @@ def test_the_wheel_contains_every_package():
         for file in (ROOT / top).rglob("*.py"):
             expected.add(".".join(file.parent.relative_to(ROOT).parts))
     assert set(find_packages(str(ROOT), include=include)) == expected, "each folder has an __init__.py"
-
-
-def test_the_wheel_contains_every_recipe_benchmark_and_template():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contained = set()
     for package, patterns in project["tool"]["setuptools"]["package-data"].items():
         folder = ROOT.joinpath(*package.split("."))
         for pattern in patterns:
             contained.update(folder.glob(pattern))
-    for path in (ROOT / "components").rglob("*"):
-        assert path.suffix in (".py", ".pyc") or path.is_dir() or path in contained, path
-    for path in (ROOT / "flows").rglob("*"):
+    for path in [*(ROOT / "components").rglob("*"), *(ROOT / "flows").rglob("*")]:
         assert path.suffix in (".py", ".pyc") or path.is_dir() or path in contained, path

@@ -85,16 +85,15 @@ def test_a_process_is_alive_only_under_its_own_start_time(sleeper):
     assert record.find() is None
 
 
-def test_down_leaves_a_process_that_only_has_the_same_id(state, sleeper, capsys):
+def test_down_leaves_a_process_that_only_has_the_same_id_and_is_harmless_where_nothing_runs(
+    state, sleeper, capsys
+):
     record = {"pid": sleeper.pid, "started": 1.0, "mark": "none"}
     processes.record_path(WORKER).write_text(json.dumps(record))
     servers.stop_servers()
     assert sleeper.poll() is None
     assert not processes.record_path(WORKER).exists()
     assert capsys.readouterr().out == "nothing is running\n"
-
-
-def test_down_is_harmless_where_nothing_is_running(capsys):
     servers.stop_servers()
     assert capsys.readouterr().out == "nothing is running\n"
 

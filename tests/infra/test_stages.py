@@ -354,23 +354,20 @@ def shown(folder):
     return fed_rlhf("show", str(folder)).stdout
 
 
-def test_a_pipeline_is_shown_with_the_first_stage_whose_results_are_missing(pipeline):
+def test_a_stopped_pipeline_is_shown_with_its_first_missing_stage_and_resumed_by_dvc_only(pipeline):
     assert "stopped: prepare\n" in shown(pipeline)
     for stage, result in RESULTS.items():
         (pipeline / result).parent.mkdir()
         (pipeline / result).write_text("{}")
         assert f"stopped: {stage}\n" in shown(pipeline)
     assert "resume it   dvc repro" in shown(pipeline)
+    assert "`dvc repro`" in refusal("resume", str(pipeline))
 
 
 def test_a_finished_pipeline_is_shown_as_finished(pipeline):
     (pipeline / "report").mkdir()
     (pipeline / "report" / "report.html").write_text("")
     assert "fedbis, finished\n" in shown(pipeline)
-
-
-def test_a_pipeline_is_resumed_by_dvc_only(pipeline):
-    assert "`dvc repro`" in refusal("resume", str(pipeline))
 
 
 def test_dvc_shows_the_main_metrics_of_the_pipeline(tmp_path):

@@ -69,7 +69,7 @@ def test_a_subset_of_a_slot_shares_its_parameters(tiny_selector):
     assert len(slot.names) == len(slot.parameters) > 2
 
 
-def test_an_initial_adapter_is_a_function_of_the_seed_alone_and_its_b_is_0():
+def test_an_initial_adapter_is_a_function_of_the_seed_with_a_bounded_and_b_0():
     _, slot = build_model()
     torch.manual_seed(1)
     first = slot.initial_adapter(7)
@@ -79,10 +79,6 @@ def test_an_initial_adapter_is_a_function_of_the_seed_alone_and_its_b_is_0():
     for name in slot.names:
         assert torch.equal(first[name], different[name]) == (".lora_B." in name)
         assert first[name].any() == (".lora_A." in name)
-
-
-def test_each_a_of_an_initial_adapter_has_bounded_values_of_its_own():
-    _, slot = build_model()
     adapter = slot.initial_adapter(7)
     tensors = [adapter[name] for name in slot.names if ".lora_A." in name]
     for tensor in tensors:
@@ -158,12 +154,9 @@ def test_an_adapter_is_stored_under_the_hash_of_its_content_and_read_back(store)
     assert different != digest
 
 
-def test_the_store_refuses_tensors_that_are_not_fp32(store):
+def test_an_adapter_is_stored_in_fp32_and_completely_or_not_at_all(store, monkeypatch):
     with pytest.raises(AdapterError, match=r"tensor 'a' is torch.bfloat16, but .* float32"):
         store.put({"a": torch.ones(3, dtype=torch.bfloat16)})
-
-
-def test_an_adapter_is_stored_completely_or_not_at_all(store, monkeypatch):
     monkeypatch.setattr("components.io.os.replace", Mock(side_effect=OSError("full")))
     with pytest.raises(OSError, match="full"):
         store.put(ADAPTER)

@@ -34,7 +34,7 @@ def test_a_loaded_backbone_is_frozen_and_in_evaluation_mode():
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_a_backbone_with_fewer_layers_has_the_first_layers_of_the_whole_one():
+def test_a_backbone_with_fewer_layers_has_the_first_ones_and_more_layers_are_refused():
     whole = load_backbone(TINY, "cpu")
     first = load_backbone(BackboneConfig(name="tiny-random", layers=1), "cpu")
     assert len(whole.model.layers) == 2
@@ -44,9 +44,6 @@ def test_a_backbone_with_fewer_layers_has_the_first_layers_of_the_whole_one():
     state = first.state_dict()
     assert state.keys() == expected.keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
-
-
-def test_more_layers_than_there_are_is_refused_with_both_numbers():
     with pytest.raises(BackboneError, match=r"'tiny-random' has 2 layers, but 3 .*\(layers\): use at most 2"):
         load_backbone(BackboneConfig(name="tiny-random", layers=3), "cpu")
 
@@ -127,13 +124,10 @@ def test_a_tokenizer_always_has_a_padding_token(tmp_path):
 # --- refused folders
 
 
-def test_a_backbone_that_cannot_be_loaded_is_named_with_a_remedy(tmp_path):
+def test_a_backbone_that_cannot_be_loaded_or_has_pickled_weights_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(BackboneError, match=r"could not be loaded: .*Use 'embedded', a folder") as error:
         load_backbone(BackboneConfig(name=str(tmp_path / "nowhere")), "cpu")
     assert "nowhere" in str(error.value)
-
-
-def test_pickled_weights_are_refused(tmp_path):
     model = load_backbone(TINY, "cpu")
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")

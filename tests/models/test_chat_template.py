@@ -160,13 +160,10 @@ def test_a_template_prints_the_day_that_is_set_where_it_would_print_the_present_
     assert text == expected.replace(today.strftime("%d %b %Y"), "01 Mar 2026")
 
 
-def test_a_template_that_asks_for_a_date_string_gets_the_day():
+def test_a_template_gets_the_day_of_the_run_and_is_refused_if_it_prints_the_present_one():
     template = "{{ date_string }}: {{ messages[0].content }}"
     assert chat_of(template, date="2026-03-01").render(MESSAGES, True) == "01 Mar 2026: p"
     assert chat_of(template).render(MESSAGES, True) == ": p"
-
-
-def test_a_template_that_prints_the_present_day_is_refused_without_one():
     with pytest.raises(ChatTemplateError, match="prints the present day, and no day is set"):
         render_on(build_chat_tokenizer(family("llama-3.2")), None)
 

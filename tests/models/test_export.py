@@ -72,15 +72,12 @@ def run_readme(folder, monkeypatch):
     return variables
 
 
-def test_peft_finds_the_backbone_of_the_adapter_which_gives_the_policys_logits(policy, folders):
+def test_the_adapter_on_its_backbone_and_the_merged_model_have_the_policys_logits(policy, folders):
     model = AutoPeftModelForCausalLM.from_pretrained(folders[0])
     ids = policy.encode(PROMPT)
     assert torch.equal(logits(model, ids), logits(policy.model, ids))
     with model.disable_adapter():
         assert not torch.allclose(logits(model, ids), logits(policy.model, ids), atol=0.1)
-
-
-def test_the_merged_model_has_the_policys_logits_and_its_settings_of_generation(policy, folders):
     model = AutoModelForCausalLM.from_pretrained(folders[1])
     assert not hasattr(model, "peft_config")
     ids = policy.encode(PROMPT)

@@ -118,13 +118,10 @@ def test_the_completions_of_a_prompt_share_one_pass_over_it(llama, monkeypatch):
     assert list(chain.from_iterable(prefilled)) == list(range(6))
 
 
-def test_rows_of_one_token_end_without_a_step(llama):
+def test_rows_of_one_token_end_without_a_step_and_no_prompts_give_no_rows(llama):
     settings = GenerationSettings(2, max_new_tokens=1)
     ids, _ = run(llama, ENCODED, settings)
     assert ids == run_alone(llama, ENCODED, settings)
-
-
-def test_no_prompts_give_no_rows(llama):
     assert run(llama, [], GenerationSettings(2, max_new_tokens=3)) == ([], [])
 
 
@@ -184,13 +181,10 @@ def test_other_pasts_are_not_supported(family):
 # --- the choice of a token
 
 
-def test_a_token_without_probability_is_never_chosen():
+def test_a_token_without_probability_is_never_chosen_and_temperature_0_draws_nothing():
     noise = [torch.Generator().manual_seed(n) for n in range(100)]
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     assert choose_tokens(logits.repeat(100, 1), 1.0, noise) == [1] * 100
-
-
-def test_temperature_0_chooses_the_largest_logit_and_draws_nothing():
     noise = torch.Generator().manual_seed(0)
     state = noise.get_state()
     assert choose_tokens(torch.tensor([[0.1, 3.0, 2.0]]), 0.0, [noise]) == [1]

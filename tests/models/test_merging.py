@@ -66,28 +66,19 @@ def test_answers_are_those_of_the_separate_adapter(policy, monkeypatch):
     assert [policy.generate(prompts, 1, temperature) for temperature in (0.0, 0.7)] == answers
 
 
-def test_a_disabled_adapter_is_not_merged(policy):
+def test_disabled_adapters_plain_backbones_bf16_weights_and_active_dropout_are_not_merged(policy, debug):
     with policy.model.disable_adapter():
         expected = logits(policy.model)
         with merged_adapter(policy.model) as is_merged:
             assert not is_merged
             assert torch.equal(logits(policy.model), expected)
-
-
-def test_a_plain_backbone_stays_as_it_is(debug):
     with merged_adapter(load_backbone(debug.policy.backbone, "cpu")) as is_merged:
         assert not is_merged
-
-
-def test_bf16_weights_are_not_merged():
-    """A small difference would be lost in a bf16 weight."""
+    # A small difference would be lost in a bf16 weight.
     backbone = load_backbone(BackboneConfig(name="tiny-random", dtype="bfloat16"), "cpu")
     model = get_peft_model(backbone, LoraConfig(r=2, target_modules="all-linear")).eval()
     with merged_adapter(model) as is_merged:
         assert not is_merged
-
-
-def test_active_dropout_prevents_merging(policy):
     with merged_adapter(policy.model.train()) as is_merged:
         assert not is_merged
 

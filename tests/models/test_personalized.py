@@ -83,7 +83,7 @@ def test_the_reward_head_is_eq_3_on_hand_computed_numbers():
     assert torch.allclose(head(torch.tensor([[0.2, 0.7]])), expected)
 
 
-def test_the_reward_heads_dropout_precedes_tanh():
+def test_the_reward_heads_dropout_precedes_tanh_and_that_of_the_bottleneck_keeps_the_residual():
     torch.manual_seed(0)
     head = RewardHead(3, RewardHeadConfig(width=1, dropout=0.5)).train()
     with torch.no_grad():
@@ -91,9 +91,6 @@ def test_the_reward_heads_dropout_precedes_tanh():
         rewards = {round(reward, 4) for reward in head(torch.zeros(50, 3)).tolist()}
     bias, weight = head.score.bias.item(), head.score.weight.item()
     assert rewards == {round(bias, 4), round(bias + weight, 4)}, "tanh(0) and tanh(100)"
-
-
-def test_the_bottlenecks_dropout_keeps_the_residual():
     torch.manual_seed(0)
     bottleneck = Bottleneck(torch.nn.Identity(), 3, BottleneckConfig(width=2, dropout=0.999999)).train()
     states = torch.randn(50, 3)
@@ -219,14 +216,11 @@ def test_initial_modules_are_a_function_of_the_seed_with_the_bounds_of_pytorch(r
     assert first["bottleneck.encode.weight"].any()
 
 
-def test_lora_tensors_are_divided_by_the_shared_layers(config):
+def test_lora_tensors_are_divided_by_the_shared_layers_which_may_not_be_all(config):
     resident = ResidentPolicy(config, "cpu", PersonalModules(head=False, shared_layers=1))
     assert {layer_index(name) for name in resident.slot.names} == {0}
     assert {layer_index(name) for name in resident.personal.names} == {1}
     assert sorted([*resident.slot.names, *resident.personal.names]) == resident.personal.lora.names
-
-
-def test_sharing_all_layers_is_refused_with_both_numbers(config):
     with pytest.raises(BackboneError, match="2 layers are shared, but the backbone has 2"):
         ResidentPolicy(config, "cpu", PersonalModules(shared_layers=2))
 

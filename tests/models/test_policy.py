@@ -98,13 +98,12 @@ def test_without_a_chat_template_the_prompt_is_the_policy_template(policy, monke
 DIALOGUE = "Human: Hello?\n\nAssistant: Hi.\n\nHuman: Well?"
 
 
-def test_turns_of_a_dialogue_are_turns_of_the_chat_template(policy, monkeypatch):
+def test_turns_of_a_dialogue_are_those_of_the_chat_template_and_a_long_one_loses_its_first(
+    policy, monkeypatch
+):
     change_config(policy, monkeypatch, chat="turns")
     text = policy.tokenizer.decode(policy.encode(DIALOGUE))
     assert text == "<bos>user: Hello?<eos><bos>assistant: Hi.<eos><bos>user: Well?<eos><bos>assistant: "
-
-
-def test_a_long_dialogue_loses_its_first_turns(policy, monkeypatch):
     dialogue = "\n\n".join([DIALOGUE] * 20)
     change_config(policy, monkeypatch, chat="turns", truncation_mode="keep_end", max_prompt_tokens=80)
     ids = policy.encode(dialogue)
@@ -139,13 +138,10 @@ def test_a_long_prompt_is_truncated_at_one_end_and_the_template_stays(policy, le
 # --- greedy generation
 
 
-def test_greedy_answers_do_not_depend_on_the_batch_and_the_order(policy):
+def test_greedy_answers_are_the_arg_max_of_the_logits_in_any_batch_and_order(policy):
     together = policy.generate(PROMPTS, seed=0)
     assert together == [policy.generate([prompt], seed=9)[0] for prompt in PROMPTS]
     assert together == policy.generate(PROMPTS[::-1], seed=1)[::-1]
-
-
-def test_a_greedy_answer_is_the_arg_max_of_the_models_logits(policy):
     ids = policy.encode(PROMPTS[1])
     expected = []
     for _ in range(4):
@@ -163,7 +159,7 @@ def test_several_greedy_completions_are_refused(policy):
 # --- sampling
 
 
-def test_a_completion_with_a_key_does_not_depend_on_the_prompts_beside_it(policy):
+def test_a_completion_with_a_key_does_not_depend_on_others_and_a_seed_stands_for_all_keys(policy):
     keys = [SampleKey(7, 0), SampleKey(3, 4), *(SampleKey(9, n) for n in range(len(PROMPTS) - 2))]
     together = policy.generate(PROMPTS, keys, temperature=0.7, count=2)
     for prompt, key, completions in zip(PROMPTS, keys, together, strict=True):
@@ -171,9 +167,6 @@ def test_a_completion_with_a_key_does_not_depend_on_the_prompts_beside_it(policy
     assert policy.generate(PROMPTS[::-1], keys[::-1], temperature=0.7, count=2) == together[::-1]
     assert policy.generate([PROMPTS[0]], [SampleKey(8, 0)], temperature=0.7, count=2) != [together[0]]
     assert all(first.ids != second.ids for first, second in together)
-
-
-def test_a_seed_stands_for_the_keys_of_all_positions(policy):
     keys = [SampleKey(1, n) for n in range(len(PROMPTS))]
     assert policy.generate(PROMPTS, keys, temperature=0.7) == policy.generate(PROMPTS, 1, temperature=0.7)
 

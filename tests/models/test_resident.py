@@ -17,8 +17,9 @@ def resident(resident_policy):
     return resident_policy
 
 
-def test_scores_do_not_depend_on_the_batches(resident):
+def test_scores_do_not_depend_on_the_batches_and_no_pairs_have_none(resident):
     assert np.allclose(pair_logprobs(resident, PAIRS, 2), pair_logprobs(resident, PAIRS, 100), atol=1e-4)
+    assert pair_logprobs(resident, [], 4).shape == (0, 2)
 
 
 def test_the_reference_is_the_backbone_without_the_adapter(resident):
@@ -31,18 +32,11 @@ def test_the_reference_is_the_backbone_without_the_adapter(resident):
     assert not np.allclose(reference, pair_logprobs(resident, PAIRS, 4), atol=1e-2)
 
 
-def test_no_pairs_have_no_log_probabilities(resident):
-    assert pair_logprobs(resident, [], 4).shape == (0, 2)
-
-
-def test_a_completion_ends_with_the_end_of_sequence_token(resident):
+def test_a_completion_ends_with_the_end_of_sequence_token_unless_it_is_truncated(resident):
     eos = resident.policy.tokenizer.eos_token_id
     _, completion = resident.encode("paper", "yes")
     assert completion[-1] == eos
     assert eos not in completion[:-1]
-
-
-def test_a_completion_that_is_truncated_has_no_end_of_sequence_token(resident):
     _, completion = resident.encode("paper", "yes and no " * 40)
     assert len(completion) == resident.policy.config.max_new_tokens
     assert resident.policy.tokenizer.eos_token_id not in completion

@@ -124,12 +124,9 @@ def test_the_prompt_is_truncated_before_the_completions_and_the_template_stays(t
         assert len(prompt_part + first_part + second_part) >= room - 1
 
 
-def test_the_prompt_has_a_limit_of_its_own(tokenizer):
+def test_the_prompt_has_a_limit_of_its_own_and_a_template_must_leave_room_for_it(tokenizer):
     text = encode_text(tokenizer, Comparison("p" * 50, "x", "y"), 500, max_prompt_tokens=7)
     assert text == TEMPLATE.render(prompt="p" * 7, response_a="x", response_b="y")
-
-
-def test_a_template_that_leaves_no_room_is_refused_with_both_lengths(tokenizer):
     size = template_length(tokenizer)
     with pytest.raises(UserError, match=rf"needs {size} tokens .*is {size + 15}: raise selector.max"):
         encode_comparison(tokenizer, TEMPLATE, COMPARISON, size + 15, None)

@@ -20,20 +20,14 @@ def before(request):
     MATMUL.fp32_precision = "none"
 
 
-def test_products_use_tf32_inside_and_the_setting_is_restored(before):
+def test_products_use_tf32_inside_and_the_setting_is_restored_even_after_an_error(before):
     with tf32_products():
         assert MATMUL.fp32_precision == "tf32"
     assert MATMUL.fp32_precision == before
-
-
-def test_a_library_can_read_the_earlier_setting(before):
     with tf32_products():
         assert MATMUL.allow_tf32
     assert MATMUL.allow_tf32 == (before == "tf32")
     assert torch.get_float32_matmul_precision() == ("high" if before == "tf32" else "highest")
-
-
-def test_an_error_inside_restores_the_setting(before):
     with pytest.raises(KeyError), tf32_products():
         raise KeyError
     assert MATMUL.fp32_precision == before

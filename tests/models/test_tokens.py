@@ -45,18 +45,16 @@ def test_a_selectors_input_begins_with_the_bos_that_the_tokenizer_adds(tokenizer
 
 
 @families
-def test_the_inputs_of_selectors_and_policies_begin_alike(tokenizer, monkeypatch):
+def test_inputs_of_selectors_and_policies_begin_alike_and_as_the_tokenizer_begins_a_text(
+    tokenizer, monkeypatch
+):
+    assert encode_beginning(tokenizer, "the film was great") == tokenizer.encode("the film was great")
     monkeypatch.setattr(policy, "load_tokenizer", lambda backbone: tokenizer)
     leading = leading_ids(tokenizer)
     prompt = policy.PolicyTexts(PolicyConfig(template="qa/policy", max_prompt_tokens=500)).encode("the film")
     begins_with_bos = prompt[0] == tokenizer.bos_token_id
     assert leading == ([tokenizer.bos_token_id] if begins_with_bos else [])
     assert encode_film(tokenizer)[: len(leading)] == leading
-
-
-@families
-def test_the_beginning_of_a_sequence_is_what_the_tokenizer_makes_of_the_text(tokenizer):
-    assert encode_beginning(tokenizer, "the film was great") == tokenizer.encode("the film was great")
 
 
 @families

@@ -18,13 +18,10 @@ def saved(request, tmp_path):
     return tmp_path / "model"
 
 
-def test_a_model_as_it_is_loaded_has_the_weights_of_its_files(saved):
+def test_a_model_has_the_weights_of_its_files_even_where_a_row_is_nan(saved):
     model = AutoModelForCausalLM.from_pretrained(saved)
     assert first_other_weight(model, str(saved), None) is None
     assert first_other_weight(model.to(torch.bfloat16), str(saved), None) is None
-
-
-def test_a_row_that_is_nan_in_the_file_is_that_of_the_file(saved):
     path = saved / "model.safetensors"
     weights = load_file(path)
     next(iter(weights.values()))[0] = float("nan")

@@ -63,16 +63,10 @@ def test_what_was_measured_is_appended_with_its_conditions(tmp_path):
     assert len(first["commit"].removesuffix("-dirty")) == 40
 
 
-def test_a_function_runs_in_a_process_with_its_variables(tmp_path):
+def test_a_function_runs_in_a_process_of_its_own_and_is_named_with_its_reason_if_it_fails(tmp_path):
     assert harness.in_process(os.getenv, "COLOR", variables={"COLOR": "blue"}) == "blue"
     assert harness.in_process(json.loads, json.dumps({"path": [1]})) == {"path": [1]}
-
-
-def test_a_path_is_given_as_a_string(tmp_path):
     assert harness.in_process(os.path.basename, tmp_path / "name") == "name"
-
-
-def test_a_function_that_fails_is_named_with_its_reason():
     with pytest.raises(
         UserError, match="json:loads could not be measured: json.decoder.JSONDecodeError: Exp"
     ):

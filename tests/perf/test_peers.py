@@ -65,7 +65,7 @@ def test_the_exchange_of_a_selector_has_labeled_rows_and_minibatches(selector_fo
             assert set(client["labels"]) == {0, 1}
 
 
-def test_the_exchange_of_a_policy_has_pairs_of_tokens_and_the_beta_of_dpo(policy_folder):
+def test_the_exchange_of_a_policy_has_pairs_of_tokens_and_an_adapter_that_fits_peft(policy_folder):
     content = read(policy_folder)
     (jobs,) = content["rounds"]
     assert content["beta"] == pytest.approx(0.1)
@@ -75,9 +75,6 @@ def test_the_exchange_of_a_policy_has_pairs_of_tokens_and_the_beta_of_dpo(policy
     rows = content["clients"][jobs[0]["client"]]["rows"]
     assert {len(row) for row in rows} == {3}
     assert all(isinstance(token, int) for row in rows for ids in row for token in ids)
-
-
-def test_the_adapter_of_an_exchange_fits_peft_and_changes_the_model(policy_folder):
     from safetensors.torch import load_file
 
     adapter = load_file(policy_folder / "adapter.safetensors")
@@ -240,12 +237,9 @@ def test_a_recipe_with_an_optimizer_that_peers_do_not_have_is_refused(monkeypatc
     assert "expected adamw with a constant scheduler" in capsys.readouterr().err
 
 
-def test_a_recipe_of_another_method_is_refused_for_flower():
+def test_a_recipe_of_another_method_or_more_clients_than_cores_are_refused_for_flower(monkeypatch):
     with pytest.raises(UserError, match="federation.method of the recipe 'reasoning/demo' is 'drift'"):
         comparisons.compare_flower("reasoning/demo", 1)
-
-
-def test_more_clients_at_once_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(comparisons, "available_cores", lambda: 2)
     with pytest.raises(UserError, match="3 clients cannot train at once on 2 cores"):
         comparisons.compare_flower("debug", 1, clients_at_once=3)

@@ -95,7 +95,7 @@ def test_an_installed_method_is_listed_with_its_description(installed):
     assert line.endswith("FedDPO whose server takes partial steps.")
 
 
-def test_options_of_an_installed_aggregator_are_checked(installed):
+def test_options_of_an_installed_aggregator_and_of_an_installed_source_are_checked(installed):
     aggregator = "federation.options={aggregator: {kind: server-step, lr: %s}}"
     arguments = ["-m", "flows.cli", "check", "debug", "federation.method=feddpo", "--print-recipe"]
     assert installed.run(*arguments, aggregator % 0.2).returncode == 0
@@ -103,9 +103,6 @@ def test_options_of_an_installed_aggregator_are_checked(installed):
     assert refused.returncode == 2
     assert "federation.options.aggregator.lr" in refused.stderr
     assert refused.stderr.count("\n") == 1
-
-
-def test_options_of_an_installed_source_are_checked(installed):
     refused = installed.run("-m", "flows.cli", "check", "debug", *TICKETS, "data.options.agent=3")
     assert refused.returncode == 2
     assert "data.options.agents" in refused.stderr

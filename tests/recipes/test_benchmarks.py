@@ -261,7 +261,7 @@ def test_the_deltas_of_the_study_are_below_the_longest_path_and_one_is_above_it(
     assert {federation.clients_per_round for federation in federations.values()} == {16}
 
 
-def test_the_claims_of_fedbiscuit_are_checked():
+def test_the_claims_of_fedbiscuit_and_drift_are_checked_against_all_that_they_name():
     claims = {(claim.arm, claim.figure) for claim in load_once("summarization").claims}
     assert claims == {
         ("FedBiscuit", "adjusted_rand_index"),
@@ -271,9 +271,6 @@ def test_the_claims_of_fedbiscuit_are_checked():
         ("FedBis", "wins_equal_length"),
         ("FedBiscuit", "wins_equal_length"),
     }
-
-
-def test_the_claims_of_drift_are_checked_against_the_four_baselines_and_clients_alone():
     claims = {(claim.arm, claim.figure): sorted(claim.against) for claim in load_once("reasoning").claims}
     assert set(claims) == {
         ("DRIFT-MST", "margin"),
@@ -409,11 +406,8 @@ def test_claims_are_read_and_dumped_unchanged(tmp_path):
     assert load_benchmark(str(dumped)) == benchmark
 
 
-def test_a_benchmark_needs_no_claims(tmp_path):
+def test_a_benchmark_needs_no_claims_and_fronts_may_be_claimed_of(tmp_path):
     assert load_benchmark(write_benchmark(tmp_path)).claims == []
-
-
-def test_fronts_may_be_claimed_of():
     benchmark = load_once("multi-objective-preferences")
     assert set(benchmark.fronts) == {"FIRM", "FedCMOO-A"}
     assert "FIRM" in {claim.arm for claim in benchmark.claims}

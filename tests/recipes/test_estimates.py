@@ -71,24 +71,18 @@ def local_hub(tmp_path, monkeypatch, hub_online):
 # --- stages
 
 
-def test_a_selectors_recipe_has_rounds_an_alignment_and_a_judge():
+def test_a_selectors_recipe_has_rounds_an_alignment_and_a_judge_and_a_policys_no_alignment():
     stages = all_stages(load_recipe("summarization/demo"))
     assert [stage.name for stage in stages if stage.optimizer] == ["rounds", "alignment", "judge"]
-
-
-def test_a_policys_recipe_has_no_alignment():
     stages = all_stages(load_recipe("personalized/imdb"))
     assert [stage.name for stage in stages if stage.optimizer] == ["rounds", "judge"]
 
 
-def test_the_rounds_take_micro_batches_of_the_longest_rows():
+def test_the_rounds_take_micro_batches_of_the_longest_rows_and_pairs_share_their_prompt():
     recipe = load_recipe("summarization/demo", ["selector.max_length=300", "federation.batch_size=6"])
     assert rounds_stage(recipe).step == StepShape(6, 300, one_position=True)
     recipe = load_recipe("summarization/demo", ["selector.max_length=300", "federation.micro_batch_size=2"])
     assert rounds_stage(recipe).step.rows == 2
-
-
-def test_pairs_are_a_prompt_and_two_completions():
     step = rounds_stage(load_recipe("personalized/imdb")).step
     assert step == StepShape(8, 768, logit_positions=8 * 512, shared_prompts=True)
 
@@ -141,14 +135,11 @@ def test_every_arm_of_a_benchmark_of_paper_scale_fits_the_gpu_of_the_papers(hub,
         assert max(peak.total for peak in costs.memory) < 0.9 * A100, arm
 
 
-def test_an_arm_that_trains_the_policy_does_not_fit_with_the_micro_batches_of_the_selectors(hub):
+def test_arms_and_recipes_do_not_fit_without_micro_batches_of_their_own(hub):
     recipe = recipes_of("paper-fedbiscuit-summarization")["FedDPO"]
     section = recipe.federation.model_copy(update={"micro_batch_size": 16})
     larger = recipe.model_copy(update={"federation": section})
     assert estimate_memory(rounds_stage(larger), Shapes(), cuda=True).total > A100
-
-
-def test_tldr_without_micro_batches_does_not_fit(hub):
     recipe = load_recipe("qa/shp", ["federation.micro_batch_size=null"])
     assert estimate_memory(rounds_stage(recipe), Shapes(), cuda=True).total > A100
     recipe = load_recipe(
@@ -157,14 +148,11 @@ def test_tldr_without_micro_batches_does_not_fit(hub):
     assert estimate_memory(rounds_stage(recipe), Shapes(), cuda=True).total < A100
 
 
-def test_the_disk_has_the_servers_adapters_and_the_updates_of_one_round(hub):
-    """qa/shp keeps three adapters after 10 rounds, and two commits' and the logged ones beside them."""
+def test_the_disk_has_the_adapters_and_updates_of_the_rounds_and_the_heads_of_clients(hub):
+    # qa/shp keeps three adapters after 10 rounds, beside those of two commits and the logged ones.
     recipe = load_recipe("qa/shp")
     adapter = 4 * Shapes().of(recipe.selector.backbone).lora_values(recipe.selector.lora)
     assert estimate_disk(recipe, Shapes()) == adapter * (1 + 3 * (10 + 2) + 3 * 10 + 10)
-
-
-def test_private_modules_have_the_head_of_each_client(hub):
     assert estimate_disk(load_recipe("personalized/imdb"), Shapes()) > 2 * 3 * 4 * 50257 * 768
 
 
@@ -175,23 +163,17 @@ def trees_of(*overrides):
     return [(peak.total - peak.rest, peak.rest) for peak in peaks]
 
 
-def test_the_writer_and_the_evaluator_of_trees_are_in_memory_together_unless_they_are_loaded_in_turn(hub):
+def test_models_of_trees_take_the_memory_of_their_weights_and_caches_and_none_at_an_endpoint(hub):
     ((weights, rest),) = trees_of("thoughts.loading=together", "policy.backbone.quantization=none")
     assert weights == pytest.approx(2 * (8.03e9 + 32.76e9), rel=0.001)  # parameters in bf16
     writer, evaluator = trees_of("policy.backbone.quantization=none")
     assert writer[0] + evaluator[0] == weights
     assert rest == evaluator[1]
-
-
-def test_the_cache_has_the_keys_and_values_of_all_rows_and_of_the_prompts_that_enter(hub):
     names = ["policy.generation_batch_size=1", "thoughts.evaluator.batch_size=4"]
     _, written = trees_of(*names)
     _, read = trees_of(*names, "thoughts.evaluator.read=expected")
     per_token = 2 * 64 * 8 * 128 * 2  # keys and values, layers, heads, size, bytes
     assert written[1] - read[1] == 4 * (640 + 1024 + 64 + 640) * per_token
-
-
-def test_an_evaluator_at_an_endpoint_has_no_memory(hub):
     names = ["thoughts.loading=together", "thoughts.evaluator.base_url=http://127.0.0.1:1/v1"]
     ((weights, _),) = trees_of(*names)
     assert weights < 10e9
@@ -257,16 +239,13 @@ def test_a_recipe_whose_models_do_not_fit_the_gpu_is_refused_with_their_sizes(hu
     assert "Change thoughts.loading (in_turn)" in str(error.value)
 
 
-def test_the_smallest_gpu_counts(hub, gpu):
+def test_the_smallest_gpu_counts_but_for_runs_on_the_cpu_or_with_a_device_map(hub, gpu):
     check_fit(load_recipe("reasoning/paper"))
     gpu(80, 80)
     check_fit(load_recipe("reasoning/paper"))
     gpu(80, 24)
     with pytest.raises(UserError, match="'trees: evaluator' .* cuda:1 has 25.8 GB"):
         check_fit(load_recipe("reasoning/paper"))
-
-
-def test_a_run_on_the_cpu_or_with_a_device_map_is_not_refused(hub, gpu):
     gpu(1)
     check_fit(load_recipe("summarization/tldr", ["runtime.devices=[cpu]"]))
     with pytest.raises(UserError, match="'judge'"):
@@ -291,16 +270,13 @@ def test_a_device_that_does_not_exist_is_left_to_the_run(hub):
 # --- the table
 
 
-def test_the_table_has_a_row_for_each_stage(hub):
+def test_the_table_has_a_row_for_each_stage_of_a_recipe_or_of_the_arm_with_the_largest_peak(hub):
     lines = describe_costs(load_recipe("summarization/tldr")).splitlines()
     assert lines[0].endswith("estimated for one GPU; with runtime.devices=[cpu] for the CPU")
     assert lines[1].split() == ["stage", "rows", "x", "tokens", "weights", "rest", "total"]
     assert [line.split()[0] for line in lines[2:6]] == ["rounds", "alignment", "judge", "answers"]
     assert lines[6].startswith("estimated disk of the rounds (GB): ")
     assert len(lines) == 7
-
-
-def test_a_benchmark_has_the_stages_of_the_arm_with_the_largest_peak(hub):
     recipes = recipes_of("paper-fedbiscuit-summarization")
     first, *others = describe_arms(recipes).splitlines()
     assert first == "the arm with the largest peak, FedDPO:"
@@ -329,11 +305,8 @@ def test_a_backbone_on_a_hub_that_cannot_be_reached_is_one_line_and_the_rest_is_
     assert any(line.strip().startswith("alignment (tiny-random)") for line in lines)
 
 
-def test_a_config_json_is_read_from_the_hub(local_hub):
+def test_a_config_json_is_read_from_the_hub_and_a_missing_model_is_one_line(local_hub):
     assert Shapes().of(BackboneConfig(name="somebody/model")).layers == 6
-
-
-def test_a_model_that_the_hub_does_not_have_is_one_line(local_hub):
     with pytest.raises(BackboneError, match="'somebody/other' cannot be read: the hub answers 404"):
         Shapes().of(BackboneConfig(name="somebody/other"))
 

@@ -110,7 +110,7 @@ def test_the_reasoning_recipe_has_the_training_of_appendix_a_of_drift():
     assert (policy.max_prompt_tokens, policy.max_prompt_tokens + policy.max_new_tokens) == (256, 512)
 
 
-def test_the_reasoning_recipe_has_the_trees_of_appendix_b_of_drift():
+def test_the_reasoning_recipe_has_the_trees_of_drift_and_asks_other_questions():
     recipe = load_recipe("reasoning/paper")
     thoughts = recipe.thoughts
     sets = ["aqua", "cose", "csqa", "mathqa", "medmcqa", "medqa", "piqa", "pubmedqa"]
@@ -119,10 +119,6 @@ def test_the_reasoning_recipe_has_the_trees_of_appendix_b_of_drift():
     assert thoughts.evaluator.model == "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"
     assert thoughts.evaluator.max_new_tokens >= 1024
     assert {section.set: section.count for section in thoughts.questions} == dict.fromkeys(sets, 300)
-
-
-def test_the_reasoning_recipe_asks_other_questions_than_its_trees_are_grown_from():
-    recipe = load_recipe("reasoning/paper")
     grown = recipe.thoughts.questions
     answered = recipe.evaluation.questions.questions
     assert {section.set for section in answered} == {section.set for section in grown}
@@ -343,13 +339,10 @@ def test_columns_that_name_owners_are_accepted():
     assert recipe.data.column_clients == {"a": ["x"], "b": ["y", "z"]}
 
 
-def test_a_mixture_of_one_source_under_two_names_is_accepted():
+def test_a_mixture_of_one_source_twice_and_a_warm_up_that_leaves_one_step_are_accepted():
     sources = "[{source: auto-j}, {source: auto-j, name: other, options: {judge_share: 0.3}}]"
     recipe = load_recipe("debug", ["data.source=mixture", f"data.options={{sources: {sources}}}"])
     assert recipe.data.source == "mixture"
-
-
-def test_a_warm_up_that_leaves_one_step_is_accepted():
     overrides = [
         "federation.local_steps=4",
         "federation.optimizer.warmup_steps=3",
@@ -417,7 +410,7 @@ def test_an_override_that_cannot_be_read_is_quoted(override, part):
     assert part in message
 
 
-def test_overrides_change_the_named_values_alone():
+def test_overrides_change_the_named_values_alone_and_may_be_in_scientific_notation():
     overrides = ["federation.rounds=7", "selector.lora.r=4", "runtime.devices=[cpu]"]
     tree = load_recipe("debug", overrides).model_dump()
     assert tree["federation"]["rounds"] == 7
@@ -427,16 +420,13 @@ def test_overrides_change_the_named_values_alone():
     tree["selector"]["lora"]["r"] = 2
     tree["runtime"]["devices"] = None
     assert tree == load_recipe("debug").model_dump()
+    assert load_recipe("debug", ["federation.optimizer.lr=1e-5"]).federation.optimizer.lr == 1e-5
 
 
 def test_an_override_of_a_key_below_a_named_kind_keeps_the_kind():
     """`aggregator: paper` stands for a section, so that a key can be set below it."""
     message = refusal("federation.options={aggregator: paper}", "federation.options.aggregator.x=1")
     assert "unknown key 'federation.options.aggregator.x'" in message
-
-
-def test_a_number_in_scientific_notation_without_a_point_is_a_number():
-    assert load_recipe("debug", ["federation.optimizer.lr=1e-5"]).federation.optimizer.lr == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -525,11 +515,8 @@ def undocumented_fields(model, prefix=""):
     return names
 
 
-def test_every_key_of_a_recipe_is_documented():
+def test_every_key_of_a_recipe_and_every_registered_option_is_documented():
     assert undocumented_fields(Recipe) == []
-
-
-def test_every_registered_option_is_documented():
     from components.config.evaluation import JUDGES, REWARDS
     from components.config.federation import AGGREGATORS, METHODS
 
@@ -613,13 +600,10 @@ def test_a_check_of_the_embedded_models_reads_no_tokenizer():
     assert "IMPORTED ['torch', 'great_expectations', 'pandas']" in done.stdout
 
 
-def test_recipes_that_earlier_runs_stored_without_compiled_steps_are_read():
+def test_recipes_that_earlier_runs_stored_with_options_that_were_removed_are_read():
     assert "compile" not in load_recipe("debug", ["runtime.compile=false"]).runtime.model_dump()
     with pytest.raises(RecipeError, match=r"unknown key 'runtime\.compile'"):
         load_recipe("debug", ["runtime.compile=true"])
-
-
-def test_recipes_that_earlier_runs_stored_with_the_packed_trainer_are_read():
     assert "trainer" not in load_recipe("debug", ["alignment.dpo.trainer=packed"]).alignment.dpo.model_dump()
     with pytest.raises(RecipeError, match=r"'alignment\.dpo': trainer 'trl' was removed.*leave trainer out"):
         load_recipe("debug", ["alignment.dpo.trainer=trl"])

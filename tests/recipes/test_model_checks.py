@@ -237,13 +237,10 @@ def test_the_reward_of_a_judge_is_checked(tmp_path, reward, words):
     assert words in refusal("check", "debug", f"evaluation.judge={judge}")
 
 
-def test_a_local_model_of_an_autoj_judge_is_checked(model):
+def test_a_local_model_of_an_autoj_judge_is_checked_for_its_context_and_its_weights(model):
     edit(model / "config.json", max_position_embeddings=64)
     error = refusal("check", "debug", f"evaluation.judge={{kind: autoj, model: '{model}'}}")
     assert "has a context of at most 64 tokens" in error
-
-
-def test_a_local_model_of_an_autoj_judge_that_lacks_weights_is_refused(model):
     rename_weights(model, without("layers.1."))
     edit(model / "config.json", max_position_embeddings=8192)
     error = refusal("check", "debug", f"evaluation.judge={{kind: autoj, model: '{model}'}}")
@@ -456,18 +453,15 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_in_a_sentence(model, content
     assert "cannot be read" in check(model)
 
 
-def test_a_config_that_is_no_mapping_is_refused(model):
+def test_a_config_that_is_no_mapping_or_cannot_be_read_is_refused(model):
     (model / "config.json").write_text("[]")
     assert "expected a mapping" in check(model)
+    (model / "config.json").write_text("{")
+    assert "config.json" in check(model)
 
 
 def test_a_day_that_is_none_is_refused_with_an_example():
     assert "give a date such as 2026-01-31" in refusal("check", "debug", "policy.chat_date=today")
-
-
-def test_a_folder_without_a_readable_config_is_refused(model):
-    (model / "config.json").write_text("{")
-    assert "config.json" in check(model)
 
 
 @pytest.mark.parametrize(

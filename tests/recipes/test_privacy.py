@@ -35,18 +35,14 @@ def test_methods_without_verdicts_are_refused(method):
     assert "protects verdicts" in sentence and "leave out federation.privacy" in sentence
 
 
-def test_corrected_losses_need_a_clip():
+def test_corrected_losses_need_a_clip_and_a_method_whose_losses_can_be_corrected():
     assert "set a clip, such as 1.0, or debias to false" in refusal("federation.optimizer.clip=null")
     plain = LABEL.replace("}", ", debias: false}")
     assert load_recipe("debug", [plain, "federation.optimizer.clip=null"]).federation.privacy.flip > 0
-
-
-def test_losses_that_cannot_be_corrected_are_refused_with_debias():
     private = "federation.options={bottleneck: {width: 4}, reward_head: {width: 3}}"
     assert "set exclusion to null" in refusal("federation.method=fedpdpo", private)
     adapting = ["federation.method=perfedavg", "federation.options={inner_steps: 1}"]
     assert "inner steps of federation.method 'perfedavg' are not clipped" in refusal(*adapting)
-    plain = LABEL.replace("}", ", debias: false}")
     for method in (["federation.method=fedpdpo", private], adapting):
         assert load_recipe("debug", [plain, *method])
 

@@ -132,7 +132,7 @@ def test_accuracies_are_shown_by_taste_if_they_have_tastes_and_none_twice(runs, 
 # --- contests and judges
 
 
-def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed():
+def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed_or_dashes():
     judges = {seed: {"judge_accuracy": 0.9, "judge_held_out_pairs": 20.0} for seed in (0, 1)}
     results = BenchmarkResults(contests=CONTESTS, judges=judges)
     (row,) = contests_table(results).rows
@@ -142,14 +142,8 @@ def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed
     assert row[3:7] == [format_equal_length(pool), "-", f"{pool.ties_half:.1%}", corrected]
     assert row[7] == "5, 5"
     assert row[8] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
-
-
-def test_the_caption_of_the_contests_states_over_what_the_intervals_are():
     caption = contests_table(BenchmarkResults(contests=CONTESTS)).caption
     assert "over seeds and prompts" in caption
-
-
-def test_a_contest_without_answers_has_dashes():
     contests = {"A against B": {0: contest([])}}
     (row,) = contests_table(BenchmarkResults(contests=contests)).rows
     assert set(row[2:]) == {"-", "0: -"}

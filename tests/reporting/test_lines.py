@@ -55,15 +55,12 @@ def test_the_partition_is_a_line_with_the_columns_of_table_5_over_all_pairs_and_
     assert numbers_of(partition_line(preparation())) == [*every, *train]
 
 
-def test_margins_of_thoughts_are_a_line_with_the_number_of_tied_siblings():
+def test_margins_of_thoughts_are_a_line_with_the_tied_siblings_which_is_empty_without_pairs():
     rows = preparation().rows.model_copy(
         update={"trees": TreeCounts(pairs=3, questions=1, dropped={"same score": 7})}
     )
     report = preparation(rows=rows, margins=MarginSummary(pairs=1234, min=1, median=2, max=9))
     assert numbers_of(margins_line(report)) == ["1,234", "1", "2", "9", "7"]
-
-
-def test_without_pairs_of_thoughts_the_line_of_margins_is_empty():
     assert margins_line(preparation()) == ""
 
 
@@ -99,21 +96,16 @@ def test_rare_reasons_are_counted_together():
 # --- Accuracies
 
 
-def test_the_accuracy_is_a_line_with_its_domains():
+def test_the_accuracy_is_a_line_with_a_few_domains_and_the_assigned_adapters():
     line = accuracy_line(accuracy_report())
     assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.900", "0.500"]
     assert line.endswith("common 0.900, own 0.500")
-
-
-def test_the_line_of_an_accuracy_over_many_domains_leaves_them_out():
     domains = {f"Question {n}?": 0.5 for n in range(36)}
     assert numbers_of(accuracy_line(accuracy_report(domains=domains))) == ["0.600", "0.400", "0.800", "0.200"]
-
-
-def test_the_line_of_an_accuracy_also_has_that_of_assigned_adapters():
     assigned = accuracy_report(mean=0.7, domains={})
     line = accuracy_line(accuracy_report(domains={}, assigned=assigned))
     assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.700", "0.400", "0.800", "0.200"]
+    assert "spread nan" in accuracy_line(accuracy_report(clients={}))
 
 
 def test_a_measure_of_a_method_is_a_line():
@@ -125,18 +117,12 @@ def test_a_measure_of_a_method_is_a_line():
 # --- Steps of the federation
 
 
-def test_a_round_is_a_line_with_the_clients_their_mean_loss_and_the_servers_steps():
+def test_a_step_is_a_line_with_its_clients_failures_and_numbers_of_the_server():
     clients = {"ada": client_record({"loss": 0.5}), "bea": client_record({"loss": 0.7})}
     line = round_line(step_record(clients=clients, server={"s0/server_step": 0.25, "s0/members": 2}))
     assert line == "2 clients, training loss 0.600, server moved 0.250"
-
-
-def test_a_step_within_a_round_is_a_line_with_its_name_and_all_numbers_of_the_server():
     record = step_record(phase="grouping", rounds_done=0, server={"moved": 3.0, "loss_of_group": 0.5})
     assert round_line(record) == "grouping: 0 clients, moved 3, loss_of_group 0.5"
-
-
-def test_clients_that_failed_or_were_refused_are_named_with_the_reason():
     line = round_line(step_record(failed={"ada": "no memory"}, refused={"bea": "NaN in A"}))
     assert line == "0 clients, failed: ada (no memory), refused: bea (NaN in A)"
 

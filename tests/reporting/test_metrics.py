@@ -249,16 +249,13 @@ def test_steps_seconds_and_bytes_are_sums_over_clients_and_rounds():
     assert metrics["cost/sent_mb"] == 4.0
 
 
-def test_the_time_of_aggregation_is_the_mean_over_rounds_with_all_their_steps():
+def test_the_time_of_aggregation_is_the_mean_over_rounds_and_no_metric_where_it_is_unknown():
     records = [
         step_record(0, rounds_done=0, aggregation_seconds=0.0012),
         step_record(0, aggregation_seconds=0.02),
         step_record(1, aggregation_seconds=0.02),
     ]
     assert cost_metrics(records)["cost/aggregation_seconds"] == pytest.approx(0.0206)
-
-
-def test_seconds_that_are_unknown_are_no_metrics():
     metrics = cost_metrics([step_record(0, aggregation_seconds=None)])
     assert not [name for name in metrics if "seconds" in name]
 

@@ -70,13 +70,10 @@ def html():
     return Elements(to_html(PAGE))
 
 
-def test_columns_without_content_are_left_out_but_for_the_first():
+def test_a_table_leaves_out_empty_columns_and_has_eight_in_view():
     table = Table("t", ["", "a", "b"], [["", "-", "1"], ["", "", "2"]])
     assert table.filled().header == ["", "b"]
     assert table.filled().rows == [["", "1"], ["", "2"]]
-
-
-def test_a_table_has_eight_columns_in_view_and_all_of_them_to_open():
     view, every = WIDE.filled().split()
     assert len(view.header) == 8
     assert every.header == WIDE.header[:-1]
@@ -101,30 +98,9 @@ def test_the_class_of_a_cell_is_its_verdict_or_that_it_is_a_number(text, kind):
     assert cell_class(text) == kind
 
 
-def test_the_html_needs_no_other_file(html):
+def test_the_html_needs_no_other_file_and_fits_narrow_screens_in_its_language(html):
     assert not [one for one in html.of("script") if "src" in one]
     assert not html.of("link") + html.of("img")
-
-
-def test_texts_are_escaped(html):
-    for text in ("B <1>", "Counts <1>", "what <it> shows", "a <prompt>\nof two lines", "<i>one</i>"):
-        assert text in html.texts
-
-
-def test_a_chart_has_a_description_and_data_that_end_no_script(html):
-    (chart,) = [one for one in html.of("div") if one.get("role") == "img"]
-    assert chart["aria-label"] == "Loss </script>. a chart"
-    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', to_html(PAGE), re.DOTALL)[1]
-    assert json.loads(data)["layout"]["title"]["text"] == "Loss &lt;/script&gt;"
-
-
-def test_rows_and_columns_have_headers_with_a_scope(html):
-    scopes = [one.get("scope") for one in html.of("th")]
-    assert None not in scopes
-    assert scopes.count("row") == 3
-
-
-def test_pages_are_in_a_language_and_fit_narrow_screens(html):
     assert html.of("html") == [{"lang": "en"}]
     assert any(one.get("name") == "viewport" for one in html.of("meta"))
     style = to_html(PAGE)
@@ -132,7 +108,19 @@ def test_pages_are_in_a_language_and_fit_narrow_screens(html):
     assert "@media print" in style
 
 
-def test_sections_have_links_and_those_without_parts_are_left_out(html):
+def test_texts_are_escaped_and_a_chart_has_a_description_and_data_that_end_no_script(html):
+    for text in ("B <1>", "Counts <1>", "what <it> shows", "a <prompt>\nof two lines", "<i>one</i>"):
+        assert text in html.texts
+    (chart,) = [one for one in html.of("div") if one.get("role") == "img"]
+    assert chart["aria-label"] == "Loss </script>. a chart"
+    data = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', to_html(PAGE), re.DOTALL)[1]
+    assert json.loads(data)["layout"]["title"]["text"] == "Loss &lt;/script&gt;"
+
+
+def test_rows_and_columns_have_headers_with_a_scope_and_sections_with_parts_have_links(html):
+    scopes = [one.get("scope") for one in html.of("th")]
+    assert None not in scopes
+    assert scopes.count("row") == 3
     assert [one["href"] for one in html.of("a")] == ["#all-parts"]
     assert [one["id"] for one in html.of("section")] == ["all-parts"]
 

@@ -155,8 +155,8 @@ def test_a_mean_over_clients_is_drawn_by_clients_too():
     assert str(alone) == "undecided (equal with all seeds, so that nothing is known of what varies)"
 
 
-def test_the_clients_of_both_arms_are_paired():
-    """Each client gains 0.1, so that every resample of the same clients does."""
+def test_clients_of_both_arms_are_paired_by_their_names():
+    # Each client gains 0.1, so that every resample of the same clients does.
     clients = {"a": 0.2, "b": 0.5, "c": 0.8}
     better = {name: value + 0.1 for name, value in clients.items()}
     ours, our_units = by_client("summed", *[better] * 3)
@@ -166,13 +166,9 @@ def test_the_clients_of_both_arms_are_paired():
     assert finding.verdict == HOLDS
     assert (finding.low, finding.high) == pytest.approx((0.1, 0.1))
     assert finding.drawn == "3 seeds x 3 clients, paired"
-
-
-def test_clients_of_other_names_are_not_paired():
-    """The same numbers as above, of other clients: their difference is within what clients vary."""
+    # The same numbers as above, of other clients: their difference is within what clients vary.
     ours, our_units = by_client("summed", *[{"a": 0.3, "b": 0.6, "c": 0.9}] * 3)
     theirs, their_units = by_client("summed", *[{"x": 0.2, "y": 0.5, "z": 0.8}] * 3)
-    claim = {"arm": "A", "figure": "summed", "against": ["B"], "above": 0.0}
     (finding,) = check(claim, {"A": ours, "B": theirs}, units={"A": our_units, "B": their_units})
     assert finding.verdict == UNDECIDED
     assert finding.drawn == "3 seeds x 3 clients, not paired"
@@ -193,7 +189,7 @@ def test_questions_are_drawn_within_their_set_and_every_set_counts_once():
 # --- no interval
 
 
-def test_one_seed_is_undecided_whatever_it_is_a_mean_of():
+def test_one_seed_or_two_with_one_value_each_are_undecided():
     (finding,) = check(COMMON | {"at_least": 0.1}, {"FedBis": {0: {"common": 0.9}}}, seeds=(0,))
     assert finding.verdict == UNDECIDED
     assert (finding.low, finding.high) == (None, None)
@@ -203,15 +199,9 @@ def test_one_seed_is_undecided_whatever_it_is_a_mean_of():
     (finding,) = check(claim, {"A": figures}, units={"A": units}, seeds=(0,))
     assert str(finding) == "undecided (one seed)"
     assert str(check_contest({"above": 0.5}, {0: contest([WIN] * 20)})) == "undecided (one seed)"
-
-
-def test_one_seed_that_both_arms_have_is_one_seed():
     figures = {"FedBis": FIGURES["FedBis"], "FedDPO": {1: {"common": 0.5}}}
     (finding,) = check(COMMON | {"against": ["FedDPO"], "above": 0.0}, figures)
     assert str(finding) == "undecided (one seed, 1 of 3 seeds)"
-
-
-def test_two_seeds_with_one_value_each_are_undecided():
     figures = {"FedBis": {0: {"common": 0.9}, 1: {"common": 0.8}}}
     (finding,) = check(COMMON | {"at_least": 0.1}, figures, seeds=(0, 1))
     assert str(finding) == "undecided (one value per seed, which needs 3 seeds)"
@@ -253,20 +243,14 @@ def test_a_verdict_states_how_many_seeds_were_measured_where_some_are_missing():
     assert str(finding) == "holds [0.726, 0.974] (3 of 4 seeds)"
 
 
-def test_a_claim_on_a_figure_that_an_arm_does_not_have_is_undecided_and_names_it():
+def test_figures_that_are_missing_or_no_numbers_are_undecided_and_named():
     (finding,) = check({"arm": "FedBis", "figure": "own", "against": ["FedDPO"], "at_least": 0.1})
     assert str(finding) == "undecided (not measured: FedDPO)"
     assert finding.by_seed == "-"
     assert finding.overall == "-"
-
-
-def test_arms_without_a_common_seed_are_undecided():
     figures = {"FedBis": {0: {"common": 0.9}}, "FedDPO": {1: {"common": 0.6}}}
     (finding,) = check(COMMON | {"against": ["FedDPO"], "above": 0.0}, figures)
     assert str(finding) == "undecided (no seed has both arms)"
-
-
-def test_a_figure_that_is_no_number_is_undecided_and_names_the_seed():
     figures = {"FedBis": {0: {"common": 0.9}, 1: {"common": math.nan}}}
     (finding,) = check(COMMON | {"at_least": 0.1}, figures, seeds=(0, 1))
     assert str(finding) == "undecided (not a finite number with seed 1)"
@@ -284,15 +268,12 @@ def test_a_claim_on_wins_leaves_ties_out():
     assert finding.drawn == "2 seeds x 1 to 3 prompts"
 
 
-def test_wins_on_nearly_all_prompts_of_all_seeds_hold():
+def test_wins_on_nearly_all_prompts_of_all_seeds_hold_and_losses_fail():
     seeds = [contest([WIN] * 9 + [TIE]), contest([WIN] * 8 + [LOSS]), contest([WIN] * 9)]
     finding = check_contest({"above": 0.5}, dict(enumerate(seeds)))
     assert finding.verdict == HOLDS
     assert finding.low > 0.5
     assert finding.reason == ""
-
-
-def test_losses_on_nearly_all_prompts_fail():
     assert check_contest({"above": 0.5}, {n: contest([LOSS] * 9 + [WIN]) for n in range(3)}).verdict == FAILS
 
 

@@ -28,12 +28,10 @@ def figures(points, preferences=PREFERENCES):
     return front_metrics(front_of(points, preferences), dict.fromkeys(objectives, 0.0))
 
 
-def test_a_fronts_figures_are_its_volume_and_its_smallest_rank_correlation():
+def test_a_fronts_figures_are_its_volume_and_its_smallest_rank_correlation_if_there_is_one():
     assert figures(POINTS) == {"front/hypervolume": pytest.approx(6.0), "front/rank": pytest.approx(1.0)}
-
-
-def test_the_rank_correlation_is_the_smallest_over_the_objectives():
     assert figures(POINTS | {"c": {"x": 2.5, "y": 3.0}})["front/rank"] == pytest.approx(0.5)
+    assert figures(POINTS, {arm: {"x": 1.0, "y": 1.0} for arm in POINTS}).keys() == {"front/hypervolume"}
 
 
 def test_an_objective_with_equal_shares_has_no_part_in_the_rank_correlation():
@@ -82,10 +80,6 @@ def test_shares_that_differ_by_a_rounding_error_are_equal():
     assert figures(points, preferences)["front/rank"] == pytest.approx(1.0)
 
 
-def test_arms_with_equal_preferences_have_no_rank_correlation():
-    assert figures(POINTS, {arm: {"x": 1.0, "y": 1.0} for arm in POINTS}).keys() == {"front/hypervolume"}
-
-
 def test_the_worst_rewards_are_over_all_policies_of_all_fronts_and_the_base_policy():
     fronts = {
         "one": front_of({"a": POINTS["a"]}, base={"x": 5.0, "y": 0.5}),
@@ -101,18 +95,12 @@ def charts():
     return front_charts({"FIRM": {0: front, 1: front}, "FedCMOO-A": {1: front}})
 
 
-def test_fronts_have_a_chart_per_seed(charts):
+def test_fronts_have_a_chart_per_seed_with_names_apart_and_no_line_to_dominated_points(charts):
     assert [chart.layout.title.text for chart in charts] == ["Fronts, seed 0", "Fronts, seed 1"]
     assert [[trace.name for trace in chart.data if trace.name] for chart in charts] == [
         ["FIRM", "base policy"],
         ["FIRM", "FedCMOO-A", "base policy"],
     ]
-
-
-def test_a_dominated_point_is_on_no_line(charts):
     assert [len(trace.x) for trace in charts[1].data if trace.mode == "lines"] == [2, 2]
-
-
-def test_names_of_two_fronts_with_equal_points_are_on_two_sides(charts):
     places = [trace.textposition for trace in charts[1].data if trace.mode == "markers+text"]
     assert places == ["top right", "bottom left"]

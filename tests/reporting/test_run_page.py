@@ -95,7 +95,7 @@ def test_accuracies_are_before_and_after_the_rounds(debug):
     }
 
 
-def test_the_best_round_is_shown_where_rounds_between_were_measured(debug):
+def test_the_best_round_is_shown_among_those_in_which_the_clients_of_the_last_were_measured(debug):
     means = (0.9, 0.5, 0.8, 0.8, 0.6)
     table = accuracy_table(
         results_of(debug, [round_evaluation(n, mean=mean, worst=mean / 2) for n, mean in enumerate(means)])
@@ -103,10 +103,7 @@ def test_the_best_round_is_shown_where_rounds_between_were_measured(debug):
     assert table.header[1:] == ["before", "after", "best"]
     assert rows_of(table)["worst client"] == ["0.450", "0.300", "0.400"]
     assert table.caption == "best: after round 2, chosen by these pairs"
-
-
-def test_the_best_round_is_one_in_which_the_same_clients_were_measured_as_in_the_last(debug):
-    """A round in which a weak client was away is no better for it."""
+    # A round in which a weak client was away is no better for it.
     reports = [round_evaluation(n, mean=mean) for n, mean in enumerate((0.5, 0.9, 0.7, 0.6))]
     away = reports[1].accuracy
     absent = sorted(away.clients)[0]
@@ -126,13 +123,10 @@ def test_clients_without_an_answer_to_a_measurement_are_named(debug):
     assert "before:" not in caption
 
 
-def test_the_domains_of_many_are_left_out(debug):
+def test_domains_of_many_are_left_out_and_other_metrics_have_the_range_of_clients(debug):
     domains = {f"Question {n}?": 0.5 for n in range(36)}
     table = accuracy_table(results_of(debug, [round_evaluation(n, domains=domains) for n in range(2)]))
     assert len(table.rows) == 4
-
-
-def test_accuracies_by_other_metrics_have_the_range_of_clients(debug):
     summaries = [
         AccuracySummary(mean=mean, worst=mean - 0.1, best=1.0, clients={"ada": 0.5, "bea": 0.9})
         for mean in (0.5, 0.7)
@@ -237,13 +231,10 @@ def test_a_rate_at_equal_style_and_its_coefficients_are_shown_where_they_are_com
     assert title not in [one.title for one in headline_tables(results_of(debug))]
 
 
-def test_unparsable_verdicts_are_counted_and_unknown_rates_are_dashes(debug):
+def test_unparsable_verdicts_are_counted_and_the_judge_is_named_with_its_accuracy(debug):
     contests = {"base_vs_human": contest([Verdict.UNPARSABLE] * 2)}
     (row,) = contests_table(results_of(debug, contests=contests, answers_author="human summaries")).rows
     assert row == ["base against human summaries", "-", "0/0/0 (2 unparsable)", *"------"]
-
-
-def test_the_judge_is_named_with_its_accuracy(debug):
     figures = {"judge_accuracy": 0.75, "judge_held_out_pairs": 84}
     table = contests_table(results_of(debug, evaluation={"judge": "the judge", "judge_figures": figures}))
     assert table.caption == "judge: the judge; its own accuracy 0.750 on 84 held-out pairs"
@@ -286,14 +277,11 @@ def test_what_a_run_does_not_have_is_left_out(debug):
 # --- questions and AlpacaEval
 
 
-def test_a_single_question_set_has_no_rows_of_totals():
+def test_question_sets_have_totals_where_there_are_several_and_cut_ones_the_remedy():
     questions = {"base": question_result(0.3), "aligned": question_result(0.5)}
     table = questions_table(questions)
     assert [row[0] for row in table.rows] == ["csqa (10), base", "csqa (10), aligned"]
     assert table.rows[1][1:] == ["50.0% [20.0%, 90.0%]", "25.0%", "10.0%", "-", "-"]
-
-
-def test_several_question_sets_have_totals_and_cut_ones_the_remedy():
     result = question_result(0.5, 0.8)
     cut = result.all.model_copy(update={"cut": 3})
     several = result.model_copy(update={"sets": {"csqa": result.all, "piqa": result.all}, "all": cut})
@@ -476,16 +464,13 @@ def test_how_to_use_the_policy_is_said_for_each_kind_of_it(own, words, call, com
     assert call in section.parts[0].text
 
 
-def test_the_code_that_uses_a_clients_policy_has_its_name(complete, described):
+def test_names_of_clients_and_adapters_are_shown_where_they_are_used(complete, described):
     name = 'O\'Brien "q" \\bad{ 研究者'
     outcome = complete.federation.outcome.model_copy(update={"assignment": {name: name}})
     results = replace(complete, federation=complete.federation.model_copy(update={"outcome": outcome}))
     run = replace(described, clients={name: ClientCounts(train=1, validation=1, test=1)})
     code = ast.parse(section_of(run_page(results, run), "Use it").parts[0].text)
     assert name in [node.value for node in ast.walk(code) if isinstance(node, ast.Constant)]
-
-
-def test_an_adapter_may_have_the_name_of_the_aligned_policy(complete, described):
     run = replace(described, adapters={"aligned": "runs/1/of-a-client"})
     table = section_of(run_page(complete, run), "Use it").parts[1]
     assert table.rows == [["aligned", "runs/1/of-a-client"], ["aligned", "runs/1/final"]]

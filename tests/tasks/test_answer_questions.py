@@ -157,16 +157,13 @@ def test_the_greedy_answer_is_to_the_question_in_its_template(base, recipe, file
     assert [row["text"] for row in base.rows[name]] == [completion.text for (completion,) in expected]
 
 
-def test_every_question_has_n_samples_which_differ(base):
+def test_every_question_has_samples_that_differ_and_figures_are_over_all_and_by_set(base):
     rows = [*base.rows["csqa"], *base.rows["aqua"]]
     assert {len(row["samples"]) for row in rows} == {2}
     texts = set()
     for row in base.rows["csqa"]:
         texts.update(sample["text"] for sample in row["samples"])
     assert len(texts) > 8
-
-
-def test_the_figures_are_over_all_questions_and_by_set(base):
     assert base.result.all.questions == 13
     assert base.result.samples == 2
     assert list(base.result.sets) == ["aqua", "csqa"]
@@ -269,11 +266,8 @@ def test_a_client_answers_with_its_own_adapter(personal, answers_by_client, name
         assert row["text"] == answers_by_client[row["client_id"]].rows[name][n]["text"]
 
 
-def test_questions_are_assigned_to_the_shared_policy():
+def test_questions_are_of_the_shared_policy_or_of_the_clients_of_their_set_in_turn():
     assert questions_task.assign_questions([], 2, "csqa") == ["", ""]
-
-
-def test_clients_that_share_a_set_answer_its_questions_in_turn():
     clients = ["aqua-0", "csqa-0", "csqa-1", "csqa-x"]
     assert questions_task.assign_questions(clients, 3, "csqa") == ["csqa-0", "csqa-1", "csqa-0"]
     assert questions_task.assign_questions(clients, 1, "aqua") == ["aqua-0"]
@@ -288,13 +282,10 @@ def truncated(files, tmp_path):
     return answer_all(recipe, tmp_path)
 
 
-def test_without_samples_there_is_no_success_rate(truncated):
+def test_truncated_prompts_are_counted_and_without_samples_there_is_no_success_rate(truncated):
     assert truncated.result.samples == 0
     assert truncated.result.mean.success is None
     assert all(row["samples"] == [] for row in truncated.rows["csqa"])
-
-
-def test_truncated_prompts_are_counted_and_the_table_names_the_setting(truncated):
     assert truncated.result.all.cut == 13
     assert all(row["cut"] for row in truncated.rows["csqa"])
     caption = questions_table({"base": truncated.result}).caption
@@ -353,15 +344,12 @@ def test_a_question_with_a_tree_of_the_run_is_refused_before_any_answer(files, t
     assert not list(tmp_path.glob("evaluation/questions/*.json"))
 
 
-def test_a_question_with_a_tree_is_refused_before_any_tree_is_grown(files, tmp_path, monkeypatch):
+def test_a_question_with_a_tree_is_refused_before_trees_are_grown_or_data_prepared(
+    files, tmp_path, monkeypatch
+):
     monkeypatch.setattr(stored_trees, "grow_missing_trees", lambda *_: pytest.fail("trees were grown"))
     with pytest.raises(DataError, match=". of the 8 questions of set csqa"):
         data.grow_trees.fn(with_trees(files), tmp_path / "trees", tmp_path / "shared")
-
-
-def test_a_question_with_an_earlier_tree_is_refused_before_the_data_are_prepared(
-    files, tmp_path, monkeypatch
-):
     monkeypatch.setattr(prepare, "prepare", lambda *_: pytest.fail("the data were prepared"))
     append_trees(tmp_path / "before" / "csqa.jsonl", [tree_of("q2")])
     source = f"data={{source: thoughts, path: {tmp_path}/before}}"
@@ -419,14 +407,11 @@ def test_trees_are_grown_for_different_parts_of_sets_that_share_questions(grow_t
     assert len({name.partition("/")[2] for name in names}) == 8
 
 
-def test_a_missing_file_of_questions_for_trees_is_reported_with_its_key(files, tmp_path):
+def test_missing_questions_for_trees_or_the_evaluation_are_reported_with_their_key(files, tmp_path):
     sets = f"[{{set: csqa, path: {files}/csqa.jsonl}}, {{set: aqua, path: {tmp_path}/none.jsonl}}]"
     recipe = load_recipe("debug", ["data={source: thoughts}", f"thoughts={{questions: {sets}}}"])
     with pytest.raises(DataError, match=r"/none.jsonl.*thoughts.questions\[1\].path"):
         data.grow_trees.fn(recipe, tmp_path / "trees", tmp_path / "shared")
-
-
-def test_an_empty_folder_of_questions_for_the_evaluation_is_reported_with_its_key(files, tmp_path):
     sections = [
         QuestionsConfig(set="aqua", path=f"{files}/aqua.jsonl"),
         QuestionsConfig(set="csqa", path=str(tmp_path)),
@@ -550,15 +535,12 @@ def table():
     return questions_table({"base": TWO_SETS, "aligned": TWO_SETS})
 
 
-def test_the_table_has_a_row_for_each_set_and_policy_and_for_the_totals(table):
+def test_the_table_has_a_row_for_each_set_and_policy_and_the_totals_with_intervals_and_chances(table):
     labels = ["aqua (40)", "csqa (40)", "all questions (40)", "mean over the sets"]
     rows = []
     for label in labels:
         rows += [f"{label}, base", f"{label}, aligned"]
     assert [row[0] for row in table.rows] == rows
-
-
-def test_a_row_of_the_table_has_shares_their_intervals_and_the_shares_by_chance(table):
     shares = ["25.0% [12.5%, 40.0%]", "20.0%", "10.0%"]
     success = ["75.0% [60.0%, 87.5%]", "67.2%"]
     assert table.rows[0] == ["aqua (40), base", *shares, *success]

@@ -244,19 +244,13 @@ def results(finished):
     return read_results(finished, PLAN)
 
 
-def test_the_contests_of_runs_and_between_arms_are_read_by_seed(results):
+def test_contests_and_figures_of_finished_runs_and_of_the_base_policy_are_read_by_seed(results):
     assert results.contests == {
         "FedBis against base policy": {0: OWN},
         "FedDPO against base policy": {0: OWN},
         "FedBis against FedDPO": {0: BETWEEN},
     }
-
-
-def test_the_base_policy_has_the_figures_of_its_answers_for_each_seed(results):
     assert results.base == {0: {"rouge/aligned/rougeLsum": 0.1, "answers/aligned_characters": 1.5}}
-
-
-def test_a_seed_without_a_finished_run_has_no_figures(results):
     assert {arm: set(by_seed) for arm, by_seed in results.metrics.items()} == {"FedBis": {0}, "FedDPO": {0}}
 
 
@@ -315,23 +309,14 @@ def fronts(tmp_path):
     return write_benchmark(tmp_path / "benchmark-x", FRONTS, arms)
 
 
-def test_the_volume_of_a_front_is_above_the_smallest_rewards_of_all_policies_the_base_policy_included(fronts):
-    """The smallest x is 1, of c, and the smallest y 0.5, of the base policy.
-
-    good: (4 - 1)(2 - 0.5) + (2 - 1)(5 - 2); poor: (3 - 1)(1 - 0.5), to which (1, 1.5) adds nothing.
-    """
+def test_a_front_has_the_volume_the_ranks_and_the_scores_of_its_policies(fronts):
+    # The smallest x is 1, of c, and the smallest y 0.5, of the base policy.
+    # good: (4 - 1)(2 - 0.5) + (2 - 1)(5 - 2); poor: (3 - 1)(1 - 0.5), to which (1, 1.5) adds nothing.
     figures = read_results(fronts, FRONTS).metrics
     assert figures["good"][0]["front/hypervolume"] == pytest.approx(7.5)
     assert figures["poor"][0]["front/hypervolume"] == pytest.approx(1.0)
-
-
-def test_the_rank_of_a_front_correlates_each_arms_preference_with_its_reward(fronts):
-    figures = read_results(fronts, FRONTS).metrics
     assert figures["good"][0]["front/rank"] == pytest.approx(1.0)
     assert figures["poor"][0]["front/rank"] == pytest.approx(-1.0)
-
-
-def test_a_front_has_the_scores_of_its_arms_and_of_the_base_policy(fronts):
     front = read_results(fronts, FRONTS).fronts["good"][0]
     assert {arm: point.scores for arm, point in front.items()} == {
         "a": {"x": 4.0, "y": 2.0},

@@ -431,17 +431,12 @@ def dropout_model(request, monkeypatch):
     return model
 
 
-def test_concurrent_clients_on_the_cpu_are_refused_with_dropout_which_draws_from_one_generator(
-    debug, dropout_model
-):
+def test_dropout_is_refused_for_concurrent_clients_on_the_cpu_and_for_no_others(debug, dropout_model):
     with (
         pytest.raises(RecipeError, match=r"runtime.cpu_workers is 2.*dropout \(1\).*set lora.dropout to 0"),
         DevicePool().borrow_trainer(on_cpu(debug, workers=2)),
     ):
         pass
-
-
-def test_clients_that_train_one_after_the_other_may_use_dropout(debug, dropout_model):
     with DevicePool().borrow_trainer(on_cpu(debug, workers=1)) as trainer:
         assert trainer.model is dropout_model
 
@@ -459,13 +454,12 @@ def without_dropout(debug):
     return with_section(debug, "selector", lora=debug.selector.lora.model_copy(update={"dropout": 0.0}))
 
 
-def test_two_clients_train_concurrently_by_default_where_none_draws_dropout(debug, without_dropout):
+def test_two_clients_train_concurrently_by_default_where_none_that_trains_draws_dropout(
+    debug, without_dropout
+):
     assert chosen(without_dropout) == (2, 8)
     assert debug.selector.lora.dropout > 0
     assert chosen(debug) == (1, 8)
-
-
-def test_dropout_of_a_model_that_no_client_trains_does_not_count(without_dropout):
     lora = without_dropout.policy.lora.model_copy(update={"dropout": 0.5})
     assert chosen(with_section(without_dropout, "policy", lora=lora)) == (2, 8)
 

@@ -61,17 +61,14 @@ def judge(recipe, answers):
     return judging.judge_answers(Run("run", answers.parents[1]), recipe)
 
 
-def test_both_orders_and_the_first_alone_are_counted(debug, answers):
-    """The first answer is always preferred: ours wins where it is shown first, and ties over both orders."""
+def test_both_orders_and_the_first_alone_are_counted_and_are_metrics_of_their_own(debug, answers):
+    # The first answer is always preferred: ours wins where it is first, and ties over both orders.
     contest = judge(with_judge(debug, FirstSection()), answers).contests["aligned_vs_human"]
     assert (contest.wins, contest.ties, contest.losses) == (0, 3, 0)
     assert contest.win_rate == 0.0
     assert contest.consistency == 0.0
     single = contest.single_order
     assert (single.wins, single.ties, single.losses, single.win_rate) == (3, 0, 0, 1.0)
-
-
-def test_the_verdicts_of_the_first_order_are_metrics_of_their_own(debug, answers):
     judged = judge(with_judge(debug, FirstSection()), answers)
     metrics = result_metrics(judged)
     assert metrics["aligned_vs_human/single_order/wins"] == 3
@@ -214,12 +211,9 @@ def curve(debug, run, monkeypatch):
     return judging.draw_reward_hacking_curve(run, with_judge(debug, AlphabetSection()), [4, 8])
 
 
-def test_the_curve_has_a_point_for_each_checkpoint_on_the_prompts_with_all_answers(curve):
+def test_the_curve_has_the_share_of_prompts_that_most_selectors_prefer_at_each_checkpoint(curve):
     assert [(point.step, point.prompts) for point in curve] == [(4, 3), (8, 3)]
-
-
-def test_the_proxy_is_the_share_of_prompts_that_most_selectors_prefer_and_equal_answers_count_half(curve):
-    """At step 8 the second answer has as many 'good' as the base policy's: no preference."""
+    # At step 8 the second answer has as many 'good' as the base policy's: no preference.
     assert [point.proxy for point in curve] == [(1 + 0 + 0.5) / 3, (1 + 0 + 1) / 3]
 
 

@@ -30,14 +30,13 @@ def recipe():
     return load_recipe("debug", [TRAINED, *OBJECTIVES])
 
 
-def test_trained_rewards_add_the_judges_pairs_to_the_fingerprint(recipe, prepared):
+def test_trained_rewards_add_the_judges_pairs_and_their_version_to_the_fingerprint(
+    recipe, prepared, monkeypatch
+):
     first = rewards_fingerprint(recipe.rewards, prepared)
     (prepared / "judge.parquet").write_bytes(b"other rows")
     assert first
     assert rewards_fingerprint(recipe.rewards, prepared) != first
-
-
-def test_trained_rewards_add_the_version_of_their_training_to_the_fingerprint(recipe, prepared, monkeypatch):
     first = rewards_fingerprint(recipe.rewards, prepared)
     monkeypatch.setattr(type(recipe.rewards["one"]), "artifact_version", 1_000)
     assert rewards_fingerprint(recipe.rewards, prepared) != first
@@ -73,10 +72,7 @@ def test_the_commits_of_a_method_without_objectives_do_not_belong_to_the_held_ou
     assert open_commits(run, recipe).fingerprint == first
 
 
-def test_a_reward_judge_requires_the_backbone_that_it_is_trained_on():
+def test_a_recipe_requires_the_backbones_of_its_models_and_of_the_reward_of_its_judge():
     judge = f"evaluation.judge={{kind: reward, reward: {SECTION.replace('BACKBONE', 'some/other')}}}"
     assert set(required_backbones(load_recipe("debug", [judge]))) == {"tiny-random", "some/other"}
-
-
-def test_the_backbone_of_a_recipe_without_rewards_is_that_of_its_models():
     assert required_backbones(load_recipe("debug")) == ["tiny-random"]

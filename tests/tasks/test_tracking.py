@@ -116,7 +116,7 @@ def logged_models(client, run_id):
     return {model.name: model for model in client.search_logged_models([experiment])}
 
 
-def test_a_deleted_run_of_a_phase_is_restored_when_the_phase_is_resumed(run, debug, client, parent):
+def test_a_deleted_run_of_a_phase_is_restored_and_one_that_is_gone_is_made_again(run, debug, client, parent):
     with phase_tracking(run, debug.tracking, "federate") as first:
         client.log_metric(first, "loss", 0.5)
     client.delete_run(first)
@@ -124,9 +124,6 @@ def test_a_deleted_run_of_a_phase_is_restored_when_the_phase_is_resumed(run, deb
         assert client.get_run(resumed).info.status == "RUNNING"
     assert resumed == first
     assert client.get_run(first).data.metrics == {"loss": 0.5}
-
-
-def test_a_phase_whose_run_is_gone_gets_a_new_one(run, debug, client, parent):
     run.update_metadata(mlflow_phases={"federate": "0" * 32})
     with phase_tracking(run, debug.tracking, "federate") as child:
         assert child != "0" * 32
@@ -347,11 +344,8 @@ def test_a_logged_adapter_is_a_peft_folder_that_gives_the_logits_of_the_committe
         assert torch.allclose(loaded.eval()(input_ids=ids).logits, expected, atol=1e-6)
 
 
-def test_artifacts_are_stored_beside_the_sqlite_file(phase, client, tmp_path):
+def test_a_table_that_is_logged_twice_is_stored_once_and_beside_the_sqlite_file(phase, client, tmp_path):
     assert client.get_run(phase).info.artifact_uri.startswith((tmp_path / "mlartifacts").as_uri())
-
-
-def test_a_table_that_is_logged_twice_is_stored_once(phase, client):
     for _ in range(2):
         RunLog.open(phase).log_table([{"prompt": "a"}, {"prompt": "b"}], "generations.json")
     experiment = client.get_run(phase).info.experiment_id
@@ -500,7 +494,7 @@ def test_no_environment_variable_is_logged_as_a_parameter_or_a_tag(run, debug, c
     assert "hf_secret_word" not in (run.folder / "recipe.yaml").read_text()
 
 
-def test_metrics_of_any_client_or_domain_get_a_name_that_mlflow_accepts(client, phase):
+def test_metrics_of_any_client_or_domain_get_names_of_their_own_that_mlflow_accepts(client, phase):
     odd = [
         "accuracy/domain/",
         "accuracy/domain/all",
@@ -513,9 +507,6 @@ def test_metrics_of_any_client_or_domain_get_a_name_that_mlflow_accepts(client, 
     RunLog.open(phase).log_metrics(dict.fromkeys(odd, 1.0), 0)
     metrics = client.get_run(phase).data.metrics
     assert {name: metrics[name] for name in names} == dict.fromkeys(names, 1.0)
-
-
-def test_metrics_of_clients_with_long_names_are_logged_under_different_names(client, phase):
     names = [mlflow_key(f"clients/{'é' * 60}{end}/loss") for end in "ab"]
     assert max(len(name) for name in names) <= 250
     assert names[0] != names[1]

@@ -10,13 +10,10 @@ from tasks.prefect_transport import TRANSPORTS
 from tests.support.bare_loop import open_loop
 
 
-def test_jobs_are_mapped_to_prefect_tasks_unless_the_recipe_names_another_transport(debug):
+def test_jobs_are_mapped_to_prefect_tasks_by_default_and_an_unknown_transport_is_refused(debug):
     loaded = TRANSPORTS.load(debug.runtime.transport)
     assert issubclass(loaded, Transport)
     assert loaded.__name__ == "PrefectTransport"
-
-
-def test_an_unknown_transport_is_refused_with_the_nearest_name():
     recipe = load_recipe("debug", ["runtime.transport=prefekt"])
     with pytest.raises(RecipeError, match=r"runtime\.transport.*'prefekt' is not known.*'prefect'"):
         TRANSPORTS.load(recipe.runtime.transport)

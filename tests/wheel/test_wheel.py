@@ -80,13 +80,10 @@ def wheel(tmp_path_factory):
     return InstalledWheel(tmp_path_factory.mktemp("wheel"))
 
 
-def test_commands_use_the_installed_packages(wheel, tmp_path):
+def test_commands_use_the_installed_packages_and_the_script_has_all_recipes(wheel, tmp_path):
     code = "import flows.cli, components; print(flows.cli.__file__, components.__file__, sep='\\n')"
     paths = wheel.run([sys.executable, "-c", code], tmp_path).stdout.splitlines()
     assert all(Path(path).is_relative_to(wheel.packages) for path in paths)
-
-
-def test_the_script_is_the_command_line_and_the_wheel_has_all_recipes(wheel, tmp_path):
     (metadata,) = wheel.packages.glob("fed_rlhf-*.dist-info")
     (script,) = PathDistribution(metadata).entry_points.select(group="console_scripts")
     assert script.name == "fed-rlhf"
@@ -125,18 +122,11 @@ def test_a_run_is_written_under_the_working_folder(first_run, wheel):
 
 
 @pytest.mark.long
-def test_a_run_without_a_terminal_prints_known_lines_without_control_characters_and_no_other_warning(
-    first_run,
-):
+def test_a_run_without_a_terminal_prints_known_lines_its_table_and_where_to_look_next(first_run):
     _, run = first_run
     assert [text for text in run.stderr.splitlines() if not KNOWN_LINES.fullmatch(text)] == []
     assert not CONTROL.search(run.stderr + run.stdout)
     assert sum(text.startswith("round ") for text in run.stderr.splitlines()) == 3
     assert not NOISE.findall(run.stdout)
-
-
-@pytest.mark.long
-def test_the_standard_output_of_a_run_is_its_table_and_where_to_look_next(first_run):
-    _, run = first_run
     assert run.stdout.lstrip().startswith("debug, seed 0: fedbis, 3 rounds")
     assert re.search(r"Next\n  open the report +fed-rlhf show debug-\S+ --open\n", run.stdout)
