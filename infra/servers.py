@@ -37,6 +37,8 @@ STOP_SIGNALS = {
     PREFECT_SERVER: signal.SIGINT,
 }
 """The signal that ends each process, in the order in which they are ended."""
+SCHEDULE_SLUG = "fed-rlhf"
+"""By which the schedules of prefect.yaml, one of a deployment, are known from those that users make."""
 WORK_POOL = "fed-rlhf"
 ZOMBIES = "Crash flow runs without a heartbeat"
 ZOMBIE_SECONDS = 90
@@ -390,26 +392,27 @@ def register_deployments(environment: dict[str, str]) -> None:
 
 
 def remove_old_schedules(url: str) -> None:
-    """Remove the schedules that prefect.yaml no longer has, which `prefect deploy` leaves.
+    """Remove, and name, the schedules that prefect.yaml no longer has, which `prefect deploy` leaves.
 
-    They are those of its deployments without a schedule, and of deployments of the project's flows that are
-    not in it, such as one under its earlier name. Other deployments keep theirs.
+    They are known by their slug (SCHEDULE_SLUG). Schedules that a user made stay.
 
     Args:
         url: of the Prefect API.
     """
     file = yaml.safe_load((PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
-    numbers = {entry["name"]: len(entry.get("schedules") or []) for entry in file["deployments"]}
+    scheduled = {entry["name"] for entry in file["deployments"] if entry.get("schedules")}
     with _variables({"PREFECT_API_URL": url}):
         from prefect.client.orchestration import get_client
         from prefect.settings import PREFECT_API_URL, temporary_settings
 
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
             for deployment in client.read_deployments():
-                flow = PACKAGE / (deployment.entrypoint or "").partition(":")[0]
-                own = deployment.work_pool_name == WORK_POOL and flow.is_file()
-                for schedule in deployment.schedules if own and not numbers.get(deployment.name) else ():
-                    client.delete_deployment_schedule(deployment.id, schedule.id)
+                for schedule in () if deployment.name in scheduled else deployment.schedules:
+                    if schedule.slug == SCHEDULE_SLUG:
+                        client.delete_deployment_schedule(deployment.id, schedule.id)
+                        print(
+                            f"removed   the schedule of {deployment.name}, which prefect.yaml no longer has"
+                        )
 
 
 def register_zombie_automation(url: str) -> None:

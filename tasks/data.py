@@ -191,7 +191,7 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
     """
     from components.data.prepare import prepare
     from components.evaluation.control_tokens import with_control_tokens
-    from components.evaluation.pair_warnings import dialogue_warnings, hidden_warnings
+    from components.evaluation.pair_warnings import reading_warnings
     from components.recipes.data_preview import assembled
 
     check_questions(recipe, trees)
@@ -205,9 +205,9 @@ def prepare_data(recipe: Recipe, folder: Path, trees: Path) -> PreparationReport
 
     report = prepare(data, recipe.seed, folder, recipe.runtime.data_docs, read)
     check_prepared(recipe, folder, report)
-    hidden = hidden_warnings(recipe, read_pairs(folder / "pairs.parquet"))
     warnings = [with_original_names(recipe, warning) for warning in report.warnings]
-    warnings += [*hidden, *dialogue_warnings(recipe, folder)]
+    prompts = [row.prompt for row in read_prompts(folder)]
+    warnings += reading_warnings(recipe, read_pairs(folder / "pairs.parquet"), prompts)
     report = report.model_copy(update={"warnings": warnings})
     write_report(folder, report)
     return report

@@ -326,7 +326,7 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
     rounds = {name: values[name] for name in ("seed", *recipe.rounds_sections)}
     trees = {name: values[name] for name in ("seed", "policy", "thoughts")}
     readers = {key: [one.location, one.revision] for key, one in reading_models(recipe)}
-    readers |= {f"policy.{key}": values["policy"][key] for key in ("chat", "chat_template_kwargs")}
+    readers |= {f"policy.{key}": values["policy"][key] for key in ("chat", "chat_template_kwargs", "system")}
     if recipe.thoughts is None:
         trees = {"thoughts": None}
     inputs = {

@@ -148,11 +148,10 @@ class DataConfig(Section):
     """Share of the pairs whose two completions may be the same text; more of them are an error. They
     are counted in the report and kept: DPO and selectors learn nothing from them, and they count as
     half right in accuracies."""
-    control_tokens: Literal["refuse", "escape", "keep"] = "refuse"
+    control_tokens: Literal["text", "refuse"] = "text"
     """What happens to texts that hold control tokens of a tokenizer that reads them, such as
-    `<|im_end|>`: 'refuse' ends the run before anything is trained; 'escape' writes them as ordinary
-    text, with a space after their first character; 'keep' lets them be read as tokens, so that a prompt
-    can open a turn of the system. With the last two they are counted."""
+    `<|im_end|>`: with 'text' models read them as ordinary text, and the rows are counted; 'refuse' ends the
+    run before anything is trained."""
     align_prompts: PromptsConfig | None = None
     """Server prompts to align on, in place of those of the source. FedBiscuit table 5: safe-rlhf
     for QA."""

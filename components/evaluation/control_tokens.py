@@ -1,125 +1,147 @@
-"""Control tokens in the texts of owners, which the tokenizers of a recipe's models read as tokens.
+"""Control tokens in the texts of owners, such as `<|im_end|>`, which models read as ordinary text.
 
-`<|im_end|>` in a prompt ends the user's turn, and what follows may open one of the system; an answer
-that holds it is trained to end there. data.control_tokens says what happens to such texts before any model
-reads them, so that a prompt or an answer is safe wherever it is put into a template, also by a model behind
-an endpoint.
+A model's own texts have them (`Marks.cut`); here they are counted, or refused where a recipe says so. Of a
+model behind an endpoint the tokens are not known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import date
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from components.config import BackboneConfig, Recipe
 from components.data.prepare import DataSet
 from components.data.records import TEXTS, UNSEEN, DataError
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.models.backbone import EMBEDDED, TINY, BackboneError, read_tokenizer
-from components.models.chat_template import ChatTemplate
+from components.models.chat_template import ChatTemplate, find_marks
 from components.models.generation import find_stop_ids, read_generation_settings
-from components.models.tokens import control_tokens
-
-if TYPE_CHECKING:
-    import pandas as pd
+from components.models.tokens import TextMarks
 
 COLUMNS = {"pairs": TEXTS, "judge": TEXTS, "prompts": ("prompt",), UNSEEN: TEXTS}
 """The texts of the tables of a data set, beside the references of the prompts."""
-IDS = {"pairs": "pair_id", "judge": "pair_id", "prompts": "prompt_id", UNSEEN: "pair_id"}
+SHOWN = 5
+"""Tokens that a sentence names."""
+OPENED_ANSWER = re.compile(
+    r"(?:<[^<>\s]{1,30}>\s*(?:assistant|model)\s*(?:<[^<>\s]{1,30}>)?"
+    r"|<\W{0,2}(?:assistant|bot|gpt|model)\W{0,2}>|\[/INST\])\s*$",
+    re.IGNORECASE,
+)
+"""The end of a prompt that a chat template has rendered: it names who answers, in marks, as templates do."""
+
+
+GIVE_TURNS = "give these rows as messages or as plain texts, or set policy.chat to 'none'"
 
 
 @dataclass(frozen=True)
-class ControlTokens:
-    """The control tokens of a recipe's models.
+class Reader:
+    """A model that reads texts of the data.
 
     Attributes:
-        models: of each token, the key of a model that reads it so.
-        turn: the text between a prompt and its answer in the policy's chat template; empty without one.
+        key: of its section in the recipe.
+        marks: its control tokens.
+        joins: whether it reads a prompt and its answer as one text.
+        turn: what its chat template writes between a prompt and the answer; empty without one.
     """
 
-    models: Mapping[str, str]
+    key: str
+    marks: TextMarks
+    joins: bool = False
     turn: str = ""
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """Matches a control token, the longest one of those that begin at a place."""
-        return re.compile("|".join(map(re.escape, sorted(self.models, key=len, reverse=True))) or r"(?!)")
-
-    def escape(self, text: str) -> str:
-        """A text with a space after the first letter of each control token, e.g. `< |im_end|>`.
-
-        A token of one letter is left out.
-        """
-        while self.pattern.search(text):
-            text = self.pattern.sub(lambda match: _split(match[0]), text)
-        return text
+    def find(self, prompt: str, answers: Sequence[str]) -> set[str]:
+        """The control tokens in a prompt and in answers to it."""
+        texts = [(self.marks.prompt, prompt), *((self.marks.answer, answer) for answer in answers)]
+        if self.joins:
+            texts += [(self.marks.answer, prompt[-40:] + answer[:40]) for answer in answers]
+        return {name for marks, text in texts for name, _ in marks.find(text)}
 
 
-def _split(token: str) -> str:
-    letters = token.strip()
-    return f"{letters[0]} {letters[1:]}" if len(letters) > 1 else ""
+def find_readers(recipe: Recipe) -> list[Reader]:
+    """The models that read the data of a recipe.
 
-
-def find_control_tokens(recipe: Recipe) -> ControlTokens:
-    """The control tokens of the models that read the data of a recipe.
-
-    A model that cannot be read has none here; the check of models, or its load, says what is wrong.
+    A model that cannot be read is left out; the check of models, or its load, says what is wrong.
     """
-    models: dict[str, str] = {}
-    turn = ""
+    readers = []
     for key, backbone in reading_models(recipe):
+        is_policy = key == "policy"
+        arguments = recipe.policy.chat_template_kwargs if is_policy else {}
         try:
             tokenizer = read_tokenizer(backbone)
         except BackboneError:
             continue
         stop_ids: list[int] = []
-        with suppress(OSError, ValueError):  # it cannot be loaded, as its load says
-            stop_ids = find_stop_ids(read_generation_settings(backbone), tokenizer)
-        tokens = control_tokens(tokenizer, stop_ids)
-        if tokenizer.chat_template:
-            arguments = recipe.policy.chat_template_kwargs if key == "policy" else {}
-            chat = ChatTemplate(tokenizer, arguments, date.min.isoformat())
-            tokens |= chat.written_tokens()
-            if key == "policy" and recipe.policy.chat != "none":
-                turn = chat.rendered_turn()
-        for token in sorted(tokens):
-            models.setdefault(token, key)
-    return ControlTokens(models, turn)
+        with suppress(OSError, ValueError):
+            stop_ids = find_stop_ids(read_generation_settings(backbone), tokenizer) if is_policy else []
+        marks = find_marks(tokenizer, arguments, stop_ids)
+        in_turns = is_policy and recipe.policy.chat != "none" and bool(tokenizer.chat_template)
+        turn = ChatTemplate(tokenizer, arguments, "0001-01-01").rendered_turn() if in_turns else ""
+        readers.append(Reader(key, marks, is_policy and not in_turns, turn))
+    return readers
 
 
 def with_control_tokens(recipe: Recipe, data_set: DataSet) -> DataSet:
-    """The data with their control tokens refused, escaped or kept, as data.control_tokens says.
+    """The data with the number of rows that hold control tokens, and a sentence on them.
 
     Raises:
-        DataError: there are some, and they are to be refused.
+        DataError: there are some, and data.control_tokens is 'refuse'; or a chat template has rendered most
+            prompts.
     """
+    rows = list(_rows(data_set))
+    warnings = _rendered_by_others(recipe, rows)
     backbones = {backbone.name for _, backbone in reading_models(recipe)}
-    if backbones <= {EMBEDDED, TINY} and not any(_found(data_set, re.compile("<"))):
-        return data_set  # their tokens begin so, and importing transformers takes seconds
-    tokens = find_control_tokens(recipe)
-    found = list(_found(data_set, tokens.pattern))
-    if not found:
-        return data_set
-    mode = recipe.data.control_tokens
-    sentence = _describe(found, tokens, data_set)
-    if mode == "refuse":
-        raise DataError(
-            f"{sentence}: remove them (give rows that a chat template was applied to as messages), or set"
-            " data.control_tokens to 'escape', which writes them as ordinary text, or to 'keep'."
+    if backbones <= {EMBEDDED, TINY} and not any("<" in text for row in rows for text in row):
+        return replace(data_set, warnings=(*data_set.warnings, *warnings))  # their tokens begin so
+    readers = find_readers(recipe)
+    _refuse_rendered(rows, readers)
+    held: Counter[tuple[str, str]] = Counter()
+    first = ""
+    count = 0
+    for (prompt, *answers), row_id in zip(rows, _row_ids(data_set), strict=True):
+        found = {(name, reader.key) for reader in readers for name in reader.find(prompt, answers)}
+        held.update(found)
+        count += bool(found)
+        first = first or (row_id if found else "")
+    if count:
+        most = sorted(held.items(), key=lambda entry: (-entry[1], entry[0]))[:SHOWN]
+        named = [f"{name!r} of {key} in {number:,}" for (name, key), number in most]
+        more = f", and {len(held) - SHOWN} more" if len(held) > SHOWN else ""
+        sentence = (
+            f"{count:,} of {len(rows):,} pairs and prompts hold control tokens, with which a model's sequence"
+            f" is built ({', '.join(named)}{more})"
         )
-    if mode == "escape":
-        data_set = replace(data_set, tables=_mapped(data_set, tokens.escape))
-    done = "they are written as ordinary text" if mode == "escape" else "models read them as tokens"
-    return replace(
-        data_set,
-        warnings=(*data_set.warnings, f"{sentence}; {done} (data.control_tokens '{mode}')."),
-        control_tokens=len(found),
-    )
+        if recipe.data.control_tokens == "refuse":
+            raise DataError(
+                f"{sentence} (first in {first}): remove them, or set data.control_tokens to 'text', so that"
+                " models read them as ordinary text."
+            )
+        warnings.append(f"{sentence}; models read them as ordinary text (data.control_tokens 'text').")
+    return replace(data_set, warnings=(*data_set.warnings, *warnings), control_tokens=count)
+
+
+def _refuse_rendered(rows: Sequence[Sequence[str]], readers: Sequence[Reader]) -> None:
+    turn = next((reader.turn for reader in readers if reader.turn), None)
+    rendered = sum(turn in prompt for prompt, *_ in rows) if turn else 0
+    if 2 * rendered > len(rows):
+        raise DataError(
+            f"{rendered:,} of {len(rows):,} pairs and prompts were rendered by the policy's chat template,"
+            f" which is applied again: {GIVE_TURNS}."
+        )
+
+
+def _rendered_by_others(recipe: Recipe, rows: Sequence[Sequence[str]]) -> list[str]:
+    """A sentence on prompts that look as if a chat template has rendered them, where most do."""
+    rendered = sum(OPENED_ANSWER.search(prompt) is not None for prompt, *_ in rows)
+    if recipe.policy.chat == "none" or 2 * rendered <= len(rows):
+        return []
+    return [
+        f"{rendered:,} of {len(rows):,} pairs and prompts end as those that a model's chat template has"
+        " rendered; to this policy, the marks of another model's template are ordinary text:"
+        f" {GIVE_TURNS}."
+    ]
 
 
 def reading_models(recipe: Recipe) -> Iterator[tuple[str, BackboneConfig]]:
@@ -137,43 +159,16 @@ def reading_models(recipe: Recipe) -> Iterator[tuple[str, BackboneConfig]]:
             yield key, model.backbone
 
 
-def _rows(data_set: DataSet) -> Iterator[tuple[str, int, list[str]]]:
-    """The table, the number and the texts of each row."""
+def _row_ids(data_set: DataSet) -> Iterator[str]:
+    """The name of each of `_rows`, such as pair 0123456789abcdef."""
     for table, frame in data_set.tables.items():
-        columns = COLUMNS[table]
-        for row, texts in enumerate(zip(*(frame[column] for column in columns), strict=True)):
+        kind = "prompt" if table == "prompts" else "pair"
+        yield from (f"{kind} {own}" for own in frame[f"{kind}_id"])
+
+
+def _rows(data_set: DataSet) -> Iterator[list[str]]:
+    """The prompt of each row, and the answers to it."""
+    for table, frame in data_set.tables.items():
+        for row, texts in enumerate(zip(*(frame[column] for column in COLUMNS[table]), strict=True)):
             references = frame["references"].iloc[row] if "references" in frame else ()
-            yield table, row, [*texts, *references]
-
-
-def _found(data_set: DataSet, pattern: re.Pattern[str]) -> Iterator[tuple[str, int, str]]:
-    """The table, the number and the first match of each row in which a pattern is found."""
-    for table, row, texts in _rows(data_set):
-        match = next(filter(None, map(pattern.search, texts)), None)
-        if match:
-            yield table, row, match[0]
-
-
-def _mapped(data_set: DataSet, change: Callable[[str], str]) -> dict[str, pd.DataFrame]:
-    """The tables with other texts; their ids, splits and owners stay."""
-    tables = {
-        table: frame.assign(**{column: frame[column].map(change) for column in COLUMNS[table]})
-        for table, frame in data_set.tables.items()
-    }
-    prompts = tables["prompts"]
-    references = prompts["references"].map(lambda texts: list(map(change, texts)))
-    return {**tables, "prompts": prompts.assign(references=references.astype(object))}
-
-
-def _describe(found: Sequence[tuple[str, int, str]], tokens: ControlTokens, data_set: DataSet) -> str:
-    table, row, token = found[0]
-    total = sum(map(len, data_set.tables.values()))
-    example = data_set.tables[table][IDS[table]].iloc[row]
-    rendered = sum(any(tokens.turn in text for text in texts) for *_, texts in _rows(data_set))
-    sentence = (
-        f"{len(found):,} of {total:,} pairs and prompts hold control tokens, which begin or end a turn or a"
-        f" text (such as {token!r} of {tokens.models[token]} in {IDS[table].partition('_')[0]} {example})"
-    )
-    if tokens.turn and rendered:
-        sentence += f", and {rendered:,} of them were rendered by a chat template, which is applied again"
-    return sentence
+            yield [*texts, *references]

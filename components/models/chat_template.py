@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from components.config import PolicyConfig, UserError
 from components.models.backbone import EMBEDDED, TINY, load_tokenizer
-from components.models.tokens import encode_continuation
+from components.models.tokens import CUT, Marks, TextMarks, encode_continuation, surrounding_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,9 +42,13 @@ class ChatTemplate:
     # Day (ISO) that a template prints in place of the present one. A template that asks for the
     # variable `date_string` gets it too.
     date: str | None
+    # What is no token within contents, see `find_marks`; None: contents are rendered as they are.
+    marks: TextMarks | None = None
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         """The text of a dialogue; with `add_generation_prompt` the beginning of an answer follows.
+
+        Control tokens within contents are cut (tokens.CUT), so that `encode_text` encodes them as text.
 
         Raises:
             ChatTemplateError: the template rejects the turns, or asks for a day that is not set.
@@ -51,7 +57,7 @@ class ChatTemplate:
 
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages),
+                [self._as_text(message) for message in messages],
                 chat_template=self.dated(),
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -62,6 +68,12 @@ class ChatTemplate:
                 f"the chat template of {self.tokenizer.name_or_path} rejects the prompt ({error})"
             ) from None
         return cast("str", text)
+
+    def _as_text(self, message: Message) -> Message:
+        if self.marks is None:
+            return message
+        marks = self.marks.answer if message["role"] == "assistant" else self.marks.prompt
+        return {**message, "content": marks.cut(message["content"])}
 
     def template_arguments(self) -> dict[str, Any]:
         """What the template gets besides the turns: `arguments`, and the day if one is set."""
@@ -157,28 +169,72 @@ class ChatTemplate:
 
         The templates of some reasoning models write only what follows `</think>`.
         """
+        return _bare(answer) not in _bare(self._after(messages, answer))
+
+    def _after(self, messages: Sequence[Message], answer: str) -> str:
+        """What the dialogue with an answer as its last turn has from the place where answers differ."""
         text, *others = (
             self.render([*messages, {"role": "assistant", "content": content}], add_generation_prompt=False)
             for content in (answer, *PROBES)
         )
-        start = min(
-            _common_prefix(text, other) for other in others
-        )  # the probes begin with different letters
-        return "".join(answer.split()) not in "".join(text[start:].split())
+        # The probes begin with different letters.
+        return text[min(_common_prefix(text, other) for other in others) :]
 
-    def written_tokens(self) -> set[str]:
-        """The added tokens that the template writes around turns, special or not."""
-        system, user, answer = (
-            {"role": role, "content": PROBES[0]} for role in ("system", "user", "assistant")
-        )
-        ids: set[int] = set()
-        for turns in ([system, user, answer, user], [user, answer, user], [user]):
+    def hiding_texts(self, messages: Sequence[Message]) -> tuple[str, ...] | None:
+        """Texts of which each answer that the template may not write in full has one; None: any may be so.
+
+        A template looks for texts that its source names, such as '</think>'. Those count that hide a part of
+        an answer that holds them, where everything else is written as it is: letters, marks, line ends,
+        however many there are. The messages are the turns before the answer.
+        """
+        from jinja2 import Environment
+
+        plain = f"{PROBES[0]} {string.punctuation}\n\n{string.ascii_letters} \u00e9\u4e2d\n" * 50 + PROBES[1]
+        if self.hides(messages, plain):
+            return None
+        tokens = Environment().lexer.tokenize(self.dated())
+        named = {str(token.value) for token in tokens if token.type == "string"}
+        hiding = [text for text in named if self.hides(messages, f"{PROBES[0]}{text}{PROBES[1]}")]
+        return tuple(sorted(filter(str.strip, hiding)))
+
+    @cached_property
+    def omitted_roles(self) -> list[str]:
+        """Roles of which the template leaves turns out, in a dialogue of seven turns after one of the system.
+
+        'system' is not among them where the template rejects such a turn, which rendering says.
+        """
+        roles = ["system", *["user", "assistant"] * 3, "user"]
+        for dialogue in (roles, roles[1:]):
+            contents = [f"{PROBES[0]}{number}{PROBES[1]}" for number in range(len(dialogue))]
+            turns = [{"role": role, "content": text} for role, text in zip(dialogue, contents, strict=True)]
             with suppress(ChatTemplateError):
-                for ends in (False, True):
-                    text = self.render(turns, add_generation_prompt=ends)
-                    ids |= set(self.tokenizer.encode(text, add_special_tokens=False))
-        added = self.tokenizer.added_tokens_decoder
-        return {str(added[token]) for token in ids & self._marks if token in added}
+                text = self.render(turns, add_generation_prompt=True)
+                omitted = [
+                    role for role, content in zip(dialogue, contents, strict=True) if content not in text
+                ]
+                return sorted(set(omitted))
+        return []
+
+    def trains_prompt(self, messages: Sequence[Message], answer: str = PROBES[0]) -> bool:
+        """Whether the text that an answer is sampled after begins the dialogue that ends with the answer."""
+        prompt = self.render(messages, add_generation_prompt=True)
+        answered = [*messages, {"role": "assistant", "content": answer}]
+        return self.render(answered, add_generation_prompt=False).startswith(prompt)
+
+    def written_ids(self, roles: Sequence[str], add_generation_prompt: bool) -> list[list[int]]:
+        """The ids of what the template writes before, between and after the contents of a dialogue.
+
+        The dialogue has turns of these roles, the first of which is the system's; it goes without that, or
+        has the user's alone, where the template rejects others.
+        """
+        for dialogue in (roles, roles[1:], roles[1:2]):
+            turns = [{"role": role, "content": PROBES[0]} for role in dialogue]
+            with suppress(ChatTemplateError):
+                text = self.render(turns, add_generation_prompt)
+                return [
+                    self.tokenizer.encode(piece, add_special_tokens=False) for piece in text.split(PROBES[0])
+                ]
+        return []
 
     def rendered_turn(self) -> str:
         """What the template writes between the content of a user's turn and the answer, without white space.
@@ -190,7 +246,7 @@ class ChatTemplate:
         except ChatTemplateError:
             return ""
         turn = text.rpartition(PROBES[0])[2].strip()
-        return turn if any(token in turn for token in self.written_tokens()) else ""
+        return turn if self._marks & set(self.tokenizer.encode(turn, add_special_tokens=False)) else ""
 
     def _encode_turn(self, before: str, turn: str) -> list[int]:
         """Token ids of the end of a dialogue, with the end of its last turn and what follows that."""
@@ -198,6 +254,56 @@ class ChatTemplate:
             return encode_continuation(self.tokenizer, before, turn)
         ids = encode_continuation(self.tokenizer, before, turn.rstrip())
         return [*ids, cast("int", self.tokenizer.eos_token_id)]
+
+
+def find_marks(
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: Mapping[str, Any] | None = None,
+    stop_ids: Collection[int] = (),
+) -> TextMarks:
+    """The tokens that owners' texts are read without: those that a sequence is built of.
+
+    They are those that the chat template writes around the contents of turns, those with which the
+    tokenizer begins and ends a text, EOS, `stop_ids`, and the unknown token of a tokenizer to which no text
+    is unknown (SmolLM's is the end of a document). A template may write thoughts before an answer: a pair of
+    tokens such as `<think>` and `</think>` between two contents is one of thoughts, which an answer may hold,
+    and so is what it writes only before the last answer.
+
+    Args:
+        arguments: of the chat template, see ChatTemplate.
+        stop_ids: that end a completion, as of `find_stop_ids`.
+    """
+    ends = {*stop_ids, *chain(*surrounding_ids(tokenizer))}
+    roles = [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if model is not None and getattr(model, "unk_token", None) is None:
+        roles.append(tokenizer.unk_token_id)
+    ends |= {token for token in roles if token is not None}
+    pieces: list[list[int]] = []
+    before_answer: list[list[int]] = []
+    if tokenizer.chat_template:
+        chat = ChatTemplate(tokenizer, arguments or {}, date.min.isoformat())
+        with suppress(ChatTemplateError):  # the template cannot be used, as its first use says
+            dialogue = ("system", "user", "assistant", "user")
+            pieces = chat.written_ids(dialogue, add_generation_prompt=False)
+            before_answer = chat.written_ids(dialogue, add_generation_prompt=True)
+            before_answer += chat.written_ids(dialogue[:-1], add_generation_prompt=False)
+    names = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in chain(*pieces)}
+    thoughts: set[int] = set()
+    for piece in pieces:
+        for place, token in enumerate(piece):
+            closing = {other for other in piece[place + 1 :] if names[other].replace("/", "") == names[token]}
+            thoughts |= {token, *closing} if closing - {token} else set()
+    turns = {*chain(*pieces)} - (thoughts - ends)
+    return TextMarks(
+        prompt=Marks(tokenizer, ends.union(*pieces, *before_answer)), answer=Marks(tokenizer, ends | turns)
+    )
+
+
+@lru_cache(maxsize=8)
+def marks_of(tokenizer: PreTrainedTokenizerBase) -> Marks:
+    """The tokens that texts are read without by a model that is no policy, see `find_marks`."""
+    return find_marks(tokenizer).prompt
 
 
 def needs_date(config: PolicyConfig) -> bool:
@@ -220,6 +326,11 @@ def _default_template(tokenizer: PreTrainedTokenizerBase) -> str:
             f" ({', '.join(sorted(tokenizer.chat_template or ()))}), and none of them is named 'default':"
             " name the one to use so, or set policy.chat=none"
         ) from None
+
+
+def _bare(text: str) -> str:
+    """A text without white space and without CUT."""
+    return "".join(text.replace(CUT, "").split())
 
 
 def _common_prefix(one: Sequence[object], other: Sequence[object]) -> int:

@@ -13,6 +13,7 @@ is that of the run.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -137,7 +138,9 @@ def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dic
         }
         if config.chat == "turns":
             prompt_format["template"] = None
-        tokenizer.chat_template = texts.chat.dated()
+        tokenizer.chat_template = with_defaults(
+            texts.chat.dated(), texts.chat.template_arguments(), config.system
+        )
     settings = read_generation_settings(config.backbone)
     prompt_format |= {
         "max_prompt_tokens": config.max_prompt_tokens,
@@ -147,6 +150,24 @@ def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dic
         "pad_id": tokenizer.pad_token_id,
     }
     return tokenizer, prompt_format
+
+
+def with_defaults(template: str, arguments: Mapping[str, Any], system: str | None) -> str:
+    """A chat template that has its arguments, and a turn of the system, where it is not given any.
+
+    Servers know neither, and would render another prompt than those that the model was trained on.
+    """
+    defaults = [
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif -%}}"
+        for name, value in arguments.items()
+    ]
+    if system is not None:
+        turn = {"role": "system", "content": system}
+        defaults.append(
+            f"{{%- if messages[0]['role'] != 'system' %}}{{%- set messages = [{turn!r}] + messages %}}"
+            "{%- endif -%}"
+        )
+    return "".join(defaults) + template
 
 
 def _write_merged(

@@ -109,8 +109,14 @@ def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids:
     stop = next((n for n, token in enumerate(ids) if token in stop_ids), None)
     completion = ids if stop is None else ids[: stop + 1]
     # A token that ends a turn need not be a special token of the tokenizer.
-    text = cast(str, tokenizer.decode(ids[:stop], skip_special_tokens=True))
+    text = decode_completion(tokenizer, ids[:stop], finished=stop is not None)
     return Completion(tuple(completion), text.strip(), finished=stop is not None)
+
+
+def decode_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], finished: bool) -> str:
+    """The text of a completion without its end; one that was cut ends with a whole character."""
+    text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))
+    return text if finished else text.rstrip("\ufffd")
 
 
 def find_stop_ids(

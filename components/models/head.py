@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 
 from components.models.backbone import BackboneError
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 # Rows of a head of half precision that are multiplied at once; on the CPU they are copied to fp32.
 WEIGHT_ROWS = 32_768
 STATE_SCALE = 256.0  # of hidden states in `check_lm_head`, large enough for a cap of logits to take effect
+
+
+def require_finite(scores: np.ndarray, model: str) -> np.ndarray:
+    """The scores of a model (by its name in a sentence), which are refused if one is NaN or infinite."""
+    wrong = int((~np.isfinite(scores)).sum())
+    if wrong:
+        raise BackboneError(
+            f"{model} gives scores of which {wrong} of {scores.size} are NaN or infinite: its weights or its"
+            " adapter are damaged, or training has diverged (lower the learning rate)."
+        )
+    return scores
 
 
 def apply_lm_head(

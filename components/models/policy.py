@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,13 +19,19 @@ from components.data.templates import load as load_template
 from components.io import read_json, write_atomically
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
 from components.models.backbone import load_backbone, load_tokenizer
-from components.models.chat_template import ChatTemplate, ChatTemplateError, Message
+from components.models.chat_template import ChatTemplate, ChatTemplateError, Message, find_marks
 from components.models.checkpointing import enable_checkpointing
-from components.models.generation import GenerationProgress, find_stop_ids, generate_completions
+from components.models.generation import (
+    GenerationProgress,
+    decode_completion,
+    find_stop_ids,
+    generate_completions,
+    read_generation_settings,
+)
 from components.models.offload import allocate_adapters
 from components.models.peft_folder import check_recorded_layers, read_options
 from components.models.samples import Completion, GenerationSettings, Reply, SampleKey
-from components.models.tokens import encode_beginning, encode_continuation
+from components.models.tokens import decode_cut, encode_beginning, encode_continuation, encode_text
 from components.names import file_name
 
 if TYPE_CHECKING:
@@ -84,9 +92,17 @@ class PolicyTexts:
         # Prompts and completions that each prompt follows, and the tokens that they may take.
         self.examples: tuple[tuple[str, str], ...] = ()
         self.max_example_tokens = 0
+        stop_ids: list[int] = []
+        with suppress(OSError, ValueError):  # the model cannot be loaded, as its load says
+            stop_ids = find_stop_ids(read_generation_settings(config.backbone), self.tokenizer)
+        self.marks = find_marks(self.tokenizer, config.chat_template_kwargs, stop_ids)
+        # False: without a chat template, prompts may hold tokens, since the texts of owners in them are cut.
+        self.cuts_prompts = True
         self.chat: ChatTemplate | None = None  # that prompts are given in
         if self.tokenizer.chat_template and config.chat != "none":
-            self.chat = ChatTemplate(self.tokenizer, config.chat_template_kwargs, config.chat_date)
+            self.chat = ChatTemplate(
+                self.tokenizer, config.chat_template_kwargs, config.chat_date, self.marks
+            )
 
     def render(self, prompt: str) -> RenderedPrompt:
         """A prompt in its template, as the user's turn if there is a chat template.
@@ -122,7 +138,8 @@ class PolicyTexts:
         """A rendered prompt after examples: as further turns, or as further texts without a chat template."""
         shown = [(self._render_alone(prompt), completion.strip()) for prompt, completion in examples]
         if self.chat is None:
-            text = "".join(f"{one.text} {answer}\n\n" for one, answer in shown) + rendered.text
+            cut = self.marks.answer.cut
+            text = "".join(f"{one.text} {cut(answer)}\n\n" for one, answer in shown) + rendered.text
             return RenderedPrompt(text, encode_beginning(self.tokenizer, text))
         systems = 0 if self.config.system is None else 1
         turns: list[Message] = []
@@ -130,7 +147,7 @@ class PolicyTexts:
             turns += [*one.messages[systems:], {"role": "assistant", "content": answer}]
         messages = [*rendered.messages[:systems], *turns, *rendered.messages[systems:]]
         text = self.chat.render(messages, add_generation_prompt=True)
-        return RenderedPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), messages)
+        return RenderedPrompt(text, encode_text(self.tokenizer, text), messages)
 
     def _render_alone(self, prompt: str) -> RenderedPrompt:
         """See `render`, without examples."""
@@ -154,7 +171,7 @@ class PolicyTexts:
             remaining = max(0, len(context) - surplus)
             start = 0 if self.config.truncation_mode == "keep_start" else len(context) - remaining
             context = context[start : start + remaining]
-            rendered = self._render_whole(cast(str, self.tokenizer.decode(context)), marker)
+            rendered = self._render_whole(decode_cut(self.tokenizer, context, shown), marker)
         return rendered
 
     def surplus(self, prompt: str) -> int:
@@ -163,14 +180,10 @@ class PolicyTexts:
         return max(0, len(self._render_whole(shown, turn_marker(shown)).ids) - self.config.max_prompt_tokens)
 
     def _render_whole(self, prompt: str, marker: re.Pattern[str]) -> RenderedPrompt:
-        text = self.template.render(prompt=prompt)
+        messages = self._messages(prompt, marker)
         if self.chat is None:
+            text = self.template.render(prompt=self.marks.prompt.cut(prompt) if self.cuts_prompts else prompt)
             return RenderedPrompt(text, encode_beginning(self.tokenizer, text))
-        alone = [Turn(role="user", content=text.strip())]
-        turns = dialogue_turns(prompt, marker) if self.config.chat == "turns" else alone
-        messages: list[Message] = [{**turn} for turn in turns]
-        if self.config.system is not None:
-            messages.insert(0, {"role": "system", "content": self.config.system})
         try:
             text = self.chat.render(messages, add_generation_prompt=True)
         except ChatTemplateError as error:
@@ -178,7 +191,18 @@ class PolicyTexts:
                 "" if self.config.system is None else "; if it has no system turn, leave out policy.system"
             )
             raise PolicyError(f"{error}{remedy}.") from None
-        return RenderedPrompt(text, self.tokenizer.encode(text, add_special_tokens=False), messages)
+        return RenderedPrompt(text, encode_text(self.tokenizer, text), messages)
+
+    def _messages(self, prompt: str, marker: re.Pattern[str]) -> list[Message]:
+        """The turns before the answer; none without a chat template."""
+        if self.chat is None:
+            return []
+        alone = [Turn(role="user", content=self.template.render(prompt=prompt).strip())]
+        turns = dialogue_turns(prompt, marker) if self.config.chat == "turns" else alone
+        messages: list[Message] = [{**turn} for turn in turns]
+        if self.config.system is not None:
+            messages.insert(0, {"role": "system", "content": self.config.system})
+        return messages
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a prompt, see `render`."""
@@ -207,16 +231,41 @@ class PolicyTexts:
         before = "" if self.template.pieces[-1] else trailing_space(prompt)
         texts = [before + text if text else text for text in map(str.rstrip, completions)]
         ends = [cast("int", self.tokenizer.eos_token_id)]
-        encoded = [encode_continuation(self.tokenizer, rendered.text, text) + ends for text in texts]
+        cut = self.marks.answer.cut
+        encoded = [encode_continuation(self.tokenizer, rendered.text, cut(text)) + ends for text in texts]
         return rendered.ids, *encoded
 
     def hides(self, prompt: str, *completions: str) -> bool:
-        """Whether the chat template leaves a part of a completion out, which training then does not read."""
-        chat = self.chat
-        if chat is None:
+        """Whether the chat template leaves a part of a completion out, which training then does not read.
+
+        The prompt is not truncated.
+        """
+        if self.chat is None:
             return False
-        messages = self.render(prompt).messages
-        return any(chat.hides(messages, completion.strip()) for completion in completions)
+        hiding = self._hiding_texts
+        suspects = [
+            text.strip() for text in completions if hiding is None or any(part in text for part in hiding)
+        ]
+        return bool(suspects) and any(self.chat.hides(self.messages(prompt), text) for text in suspects)
+
+    def samples_otherwise(self, prompt: str, completion: str) -> bool:
+        """Whether a completion is trained on after another text than completions are sampled after."""
+        if self.chat is None or self._trains_prompt:
+            return False
+        return not self.chat.trains_prompt(self.messages(prompt), completion.strip())
+
+    @cached_property
+    def _trains_prompt(self) -> bool:
+        return self.chat is None or self.chat.trains_prompt(self.messages("question"))
+
+    @cached_property
+    def _hiding_texts(self) -> tuple[str, ...] | None:
+        return () if self.chat is None else self.chat.hiding_texts(self.messages("question"))
+
+    def messages(self, prompt: str) -> list[Message]:
+        """The turns before the answer, without truncation; none without a chat template."""
+        shown = prompt.strip()
+        return self._messages(shown, turn_marker(shown))
 
 
 class Policy(PolicyTexts):
@@ -296,8 +345,9 @@ class Policy(PolicyTexts):
         replies = []
         for (completion,) in self.generate(prompts, seed, temperature, progress=progress):
             ids = list(completion.ids[:-1] if completion.finished else completion.ids)
-            text = cast("str", self.tokenizer.decode(ids, skip_special_tokens=True))
-            replies.append(Reply(text, completion.finished))
+            replies.append(
+                Reply(decode_completion(self.tokenizer, ids, completion.finished), completion.finished)
+            )
         return replies
 
 

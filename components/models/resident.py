@@ -12,7 +12,7 @@ import torch
 from components.config import PersonalModules, PolicyConfig
 from components.config.modules import Pooling
 from components.models.adapters import AdapterSlot
-from components.models.head import check_lm_head
+from components.models.head import check_lm_head, require_finite
 from components.models.logprobs import (
     CompletionTokens,
     TokenRow,
@@ -79,7 +79,8 @@ class ResidentPolicy:
             with self._reference_mode(reference):
                 return self.logprobs(batch)
 
-        return self.map_batches(rows, batch_size, compute)
+        scores = self.map_batches(rows, batch_size, compute)
+        return require_finite(scores, f"the policy on '{self.policy.config.backbone.name}'")
 
     def map_batches(
         self, rows: Sequence[TokenRow], batch_size: int, compute: Callable[[list[TokenRow]], torch.Tensor]

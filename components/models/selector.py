@@ -15,6 +15,7 @@ import numpy as np
 
 from components.config import UserError
 from components.data.templates import Template
+from components.models.chat_template import marks_of
 from components.models.tokens import encode_continuation, encode_part, leading_ids
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def encode_comparison(
         "response_a": comparison.first,
         "response_b": comparison.second,
     }
-    fields = {name: encode_part(tokenizer, text.strip()) for name, text in texts.items()}
+    cut = marks_of(tokenizer).cut
+    fields = {name: encode_part(tokenizer, cut(text.strip())) for name, text in texts.items()}
     leading, literals = _fixed_ids(tokenizer, template)
     room = check_room(tokenizer, template, max_length)
     shorter, longer = sorted((len(fields["response_a"]), len(fields["response_b"])))

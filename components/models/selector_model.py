@@ -21,7 +21,7 @@ from components.data.templates import load as load_template
 from components.models.adapters import AdapterSlot, attach_lora
 from components.models.backbone import load_backbone, load_tokenizer
 from components.models.checkpointing import enable_checkpointing
-from components.models.head import apply_lm_head, check_lm_head
+from components.models.head import apply_lm_head, check_lm_head, require_finite
 from components.models.last_layer import states_at, states_at_one_position, supports_one_position
 from components.models.selector import Comparison, encode_comparison, find_choice_tokens
 from components.models.tokens import leading_ids, sort_distinct
@@ -102,6 +102,7 @@ class Selector:
 
         batches = range(0, len(rows), size)[share.number :: share.of]
         run_concurrently([partial(compute, start) for start in batches], at_once=parts)
+        require_finite(logits, f"the selector on '{self.config.backbone.name}'")
         return logits[positions]
 
     def margins(self, comparisons: Sequence[Comparison], share: BatchShare = WHOLE) -> np.ndarray:

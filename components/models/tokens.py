@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,25 +27,81 @@ def surrounding_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
     text = "a"
     plain = tokenizer.encode(text, add_special_tokens=False)
     complete: list[int] = tokenizer.encode(text)
-    start = next(n for n in range(len(complete)) if complete[n : n + len(plain)] == plain)
+    start = next((n for n in range(len(complete)) if complete[n : n + len(plain)] == plain), 0)
     return complete[:start], complete[start + len(plain) :]
 
 
-def control_tokens(tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int] = ()) -> frozenset[str]:
-    """The texts that a tokenizer reads as a token that begins or ends a text or a turn, or is not text.
+CUT = "\ufdd0"
+"""Stands in a text between parts that are encoded by themselves, so that no token spans them (`Marks.cut`).
 
-    They are the tokens of its roles, such as BOS and EOS, the special ones that are in the text of its
-    chat template, and those that end a completion (`find_stop_ids`), except those that texts have, such as a
-    line break; ChatTemplate.written_tokens has those that the template puts together. Other special tokens of
-    a vocabulary, such as `<filename>`, have no such meaning.
+It is one of Unicode's noncharacters, which are for internal use and stand in no text.
+"""
+
+
+class Marks:
+    """Added tokens of a tokenizer that give a sequence its structure, and are none within an owner's text.
+
+    Whether a text has one is what the tokenizer says: by its ids, also where its normalizer makes the token,
+    as NFKC does of letters of full width.
     """
-    templates = tokenizer.chat_template or ""
-    written = templates if isinstance(templates, str) else " ".join(templates.values())
-    added = tokenizer.added_tokens_decoder
-    special = {str(token) for token in added.values() if token.special}
-    roles = set(map(str, tokenizer.all_special_tokens))
-    stops = {str(added[token]) for token in stop_ids if token in added}
-    return frozenset(filter(str.strip, {*roles, *stops, *(token for token in special if token in written)}))
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> None:
+        """Those of `ids` that are added tokens of more than one letter; others cannot be told from text."""
+        added = tokenizer.added_tokens_decoder
+        self.tokenizer = tokenizer
+        self.names = {i: added[i].content for i in ids if i in added and len(added[i].content.strip()) > 1}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._normalizer = None
+        if any(added[i].normalized for i in self.names):
+            self._normalizer = getattr(backend, "normalizer", None)
+        written = {form for name in self.names.values() for form in (name, self._normalized(name).strip())}
+        longest_first = sorted(filter(None, written), key=lambda name: (-len(name), name))
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def _normalized(self, text: str) -> str:
+        return text if self._normalizer is None else cast("str", self._normalizer.normalize_str(text))
+
+    def find(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """The tokens in a text, and the places where they begin and end."""
+        if not self._pattern.search(text) and (
+            self._normalizer is None or not self._pattern.search(self._normalized(text))
+        ):
+            return []
+        if not self.tokenizer.is_fast:
+            return [(match[0], match.span()) for match in self._pattern.finditer(text)]
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return [(self.names[token], place) for token, place in places if token in self.names]
+
+    def cut(self, text: str, with_: str = CUT) -> str:
+        """A text in whose tokens CUT, or another text, follows the first letter."""
+        while found := self.find(text):
+            for _, (start, end) in reversed(found):
+                letter = start + len(text[start:end]) - len(text[start:end].lstrip()) + 1
+                text = text[:letter] + with_ + text[letter:]
+        return text
+
+
+class TextMarks(NamedTuple):
+    """What is no token in texts of each kind: an answer may hold the marks of thoughts."""
+
+    prompt: Marks
+    answer: Marks
+
+
+def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text without special tokens around it; what CUT divides is encoded by itself."""
+    first, *others = text.split(CUT)
+    ids: list[int] = tokenizer.encode(first, add_special_tokens=False)
+    for part in others:
+        ids += encode_part(tokenizer, part)
+    return ids
+
+
+def decode_cut(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], whole: str) -> str:
+    """The text of some ids of a whole text, without the halves of characters at its ends."""
+    text = cast("str", tokenizer.decode(list(ids)))
+    return text if "\ufffd" in whole else text.strip("\ufffd")
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuation: str) -> list[int]:
@@ -57,11 +114,11 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuat
     belongs to the continuation.
     """
     for before in (text, "\n"):
-        ids = tokenizer.encode(before, add_special_tokens=False)
-        joined: list[int] = tokenizer.encode(before + continuation, add_special_tokens=False)
+        ids = encode_text(tokenizer, before)
+        joined = encode_text(tokenizer, before + continuation)
         if joined[: len(ids)] == ids:
             return joined[len(ids) :]
-    return cast("list[int]", tokenizer.encode(continuation, add_special_tokens=False))
+    return encode_text(tokenizer, continuation)
 
 
 def encode_part(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -71,7 +128,7 @@ def encode_part(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """
     if _adds_space(tokenizer):  # no token spans a line break and a letter, or a colon and white space
         return encode_continuation(tokenizer, ":" if text[:1].isspace() else "\n", text)
-    return cast("list[int]", tokenizer.encode(text, add_special_tokens=False))
+    return encode_text(tokenizer, text)
 
 
 @lru_cache(maxsize=8)
@@ -85,7 +142,7 @@ def encode_beginning(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 
     A token that the tokenizer would put after the text, such as EOS, is left out.
     """
-    return [*leading_ids(tokenizer), *tokenizer.encode(text, add_special_tokens=False)]
+    return [*leading_ids(tokenizer), *encode_text(tokenizer, text)]
 
 
 def sort_distinct(texts: Sequence[Text], length: Callable[[Text], int]) -> tuple[list[Text], list[int]]:

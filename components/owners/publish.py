@@ -16,7 +16,7 @@ from components.data.records import DataError, read_pairs
 from components.data.sources import load
 from components.data.sources.owners import file_source
 from components.evaluation.control_tokens import with_control_tokens
-from components.evaluation.pair_warnings import dialogue_warnings, hidden_warnings
+from components.evaluation.pair_warnings import reading_warnings
 from components.owners.home import OwnerConfig, read_config, salted_digest
 from components.owners.jobs import Statement, prompt_hash
 from components.versions import ROUNDS
@@ -99,8 +99,7 @@ def publish(
         pairs = folder / "pairs.parquet"
         warnings += report.expectations.warnings
         warnings += [] if is_private else repeat_warnings(report.repeats)
-        warnings += hidden_warnings(recipe, read_pairs(pairs))
-        warnings += dialogue_warnings(recipe, folder)
+        warnings += reading_warnings(recipe, read_pairs(pairs))
         digest = salted_digest(home, pairs)
         for warning in report.warnings:
             log.warning("%s", warning)

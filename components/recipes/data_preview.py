@@ -19,9 +19,9 @@ from components.data.records import TEXTS, DataError, Pair, write_table
 from components.data.sources.own_files import FileSource
 from components.data.sources.owners import has_owners, owner_names
 from components.evaluation.control_tokens import with_control_tokens
-from components.evaluation.pair_warnings import hidden_warnings
+from components.evaluation.pair_warnings import reading_warnings
 from components.federation.protocol import build_federation
-from components.models.backbone import EMBEDDED, TINY, BackboneError
+from components.models.backbone import BackboneError
 from components.models.policy import PolicyError
 from components.recipes.inputs import hash_path, is_larger, map_named, named_files, with_original_names
 from components.reporting.lines import left_out_line
@@ -133,12 +133,12 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
             except DataError as error:
                 raise DataError(str(error).replace(f"{path} has", "the judge has")) from None
     warnings = list(data_set.warnings)
-    if recipe.policy.backbone.name not in (EMBEDDED, TINY):  # whose templates write every answer
-        with suppress(BackboneError, PolicyError):  # which the check of models explains
-            day = recipe.policy.chat_date or date.today().isoformat()
-            dated = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"chat_date": day})})
-            rows = data_set.tables["pairs"][[*TEXTS]].itertuples(index=False)
-            warnings += hidden_warnings(dated, [Pair(*texts) for texts in rows])
+    with suppress(BackboneError, PolicyError):  # which the check of models explains
+        day = recipe.policy.chat_date or date.today().isoformat()
+        dated = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"chat_date": day})})
+        rows = data_set.tables["pairs"][[*TEXTS]].itertuples(index=False)
+        pairs = [Pair(*texts) for texts in rows]
+        warnings += reading_warnings(dated, pairs, data_set.tables["prompts"]["prompt"])
     if with_expectations:
         warnings += _expectation_warnings(data_set, recipe.data)
     return DataPreview(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from components.data.records import DataError, Pair
-from components.evaluation.pair_warnings import hidden_warnings
+from components.evaluation.pair_warnings import reading_warnings
 from components.models.policy import PolicyTexts
 from components.recipes import load_recipe
 from components.recipes.data_preview import preview_data
@@ -47,7 +47,7 @@ def rows(answer, count=80, hidden=None):
 
 
 def warnings_of(recipe, data):
-    return hidden_warnings(recipe, [Pair(**row) for row in data])
+    return reading_warnings(recipe, [Pair(**row) for row in data])
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def recipe(tmp_path):
             "data.clients=null",
         ]
         models = [f"policy.backbone.name={folder}", "policy.template=thoughts/policy", "data.options={}"]
-        federation = [f"federation.method={method}", "federation.options={}", "data.control_tokens=keep"]
+        federation = [f"federation.method={method}", "federation.options={}"]
         models.append("policy.max_new_tokens=200")
         return load_recipe("debug", [*own, *models, *federation])
 

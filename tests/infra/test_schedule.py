@@ -124,20 +124,22 @@ def test_the_pool_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_
     assert settings["flows"]["heartbeat_frequency"] < servers.ZOMBIE_SECONDS / 2
 
 
-def test_a_schedule_that_the_file_no_longer_has_is_removed(home, client):
+def test_a_schedule_that_the_file_no_longer_has_is_removed_and_one_of_a_user_stays(home, client):
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.schedules import CronSchedule
 
     url = f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
-    for name in ("fed-rlhf/qa", "benchmark/nightly"):
-        deployment = client.read_deployment_by_name(name)
-        client.create_deployment_schedules(deployment.id, [(CronSchedule(cron="0 5 * * *"), False)])
+    ours = DeploymentScheduleCreate(
+        schedule=CronSchedule(cron="0 5 * * *"), active=False, slug=servers.SCHEDULE_SLUG
+    )
+    users = DeploymentScheduleCreate(schedule=CronSchedule(cron="0 4 * * *"), active=False)
+    deployment = client.read_deployment_by_name("fed-rlhf/qa")
+    client.create_deployment_schedules(deployment.id, [ours, users])
     prefect("deploy", "--all")
-    assert len(client.read_deployment_by_name("fed-rlhf/qa").schedules) == 1  # Prefect leaves it
+    assert len(client.read_deployment_by_name("fed-rlhf/qa").schedules) == 2  # Prefect leaves them
     servers.remove_old_schedules(url)
-    assert client.read_deployment_by_name("fed-rlhf/qa").schedules == []
-    assert [s.schedule.cron for s in client.read_deployment_by_name("benchmark/nightly").schedules] == [
-        "0 2 * * *"
-    ]
+    for name, crons in (("fed-rlhf/qa", ["0 4 * * *"]), ("benchmark/nightly", ["0 2 * * *"])):
+        assert [one.schedule.cron for one in client.read_deployment_by_name(name).schedules] == crons
 
 
 @pytest.mark.parametrize(("name", "hour"), [("nightly", 2), ("performance", 1)])

@@ -14,6 +14,7 @@ from unittest.mock import MagicMock
 
 import psutil
 import pytest
+import yaml
 
 from components import paths
 from components.environment import PRIVATE_PREFECT
@@ -356,25 +357,37 @@ def test_up_outside_a_checkout_names_what_to_start_instead(state, monkeypatch):
     assert not list(state.iterdir())
 
 
-def test_a_deployment_without_schedules_in_the_file_or_without_the_file_has_none(tmp_path, monkeypatch):
+def test_schedules_that_the_file_no_longer_has_are_removed_and_those_of_users_stay(
+    tmp_path, monkeypatch, capsys
+):
     schedules = [{"cron": "0 2 * * *", "timezone": "UTC", "active": True}]
     kept = {"name": "nightly", "schedules": schedules}
     (tmp_path / "prefect.yaml").write_text(json.dumps({"deployments": [{"name": "qa"}, kept]}))
-    (tmp_path / "flow.py").touch()
     monkeypatch.setattr(servers, "PACKAGE", tmp_path)
     assert servers.active_schedules() == ["nightly (0 2 * * * UTC)"]
 
-    def deployed(name, entrypoint="flow.py:flow", pool=servers.WORK_POOL):
-        schedule = SimpleNamespace(id=f"of {name}")
-        return SimpleNamespace(
-            id=name, name=name, entrypoint=entrypoint, work_pool_name=pool, schedules=[schedule]
-        )
+    def deployed(name, *slugs):
+        schedules = [SimpleNamespace(id=f"{slug} of {name}", slug=slug) for slug in slugs]
+        return SimpleNamespace(id=name, name=name, schedules=schedules)
 
     client = MagicMock()
     client.__enter__.return_value = client
-    others = [deployed("theirs", "their/flow.py:flow"), deployed("code", None), deployed("else", pool="else")]
-    client.read_deployments.return_value = [*map(deployed, ("qa", "nightly", "renamed")), *others]
+    mine = servers.SCHEDULE_SLUG
+    client.read_deployments.return_value = [
+        deployed("qa", mine, None),
+        deployed("nightly", mine, "weekly"),
+        deployed("renamed", mine),
+        deployed("theirs", None, "weekly"),
+    ]
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: client)
     servers.remove_old_schedules("http://127.0.0.1:1/api")
     removed = [call.args for call in client.delete_deployment_schedule.call_args_list]
-    assert removed == [("qa", "of qa"), ("renamed", "of renamed")]
+    assert removed == [("qa", f"{mine} of qa"), ("renamed", f"{mine} of renamed")]
+    assert "the schedule of qa" in capsys.readouterr().out
+
+
+def test_the_schedules_of_the_file_have_the_slug_by_which_up_knows_them():
+    file = yaml.safe_load((servers.PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
+    schedules = [one for entry in file["deployments"] for one in entry["schedules"]]
+    assert schedules
+    assert {one["slug"] for one in schedules} == {servers.SCHEDULE_SLUG}

@@ -18,7 +18,7 @@ from components.config import PolicyConfig, UserError
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
 from components.models.backbone import fetch_backbone, load_backbone
 from components.models.export import export_model
-from components.models.policy import Policy
+from components.models.policy import Policy, PolicyTexts
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
 from components.models.store import AdapterError
@@ -124,6 +124,21 @@ def test_the_chat_template_prints_the_day_of_the_run(tmp_path):
     tokenizer = export_tokenizer("dated", tmp_path, chat_date="2026-01-31")
     turns = [{"role": "user", "content": PROMPT}]
     assert "31 Jan 2026" in tokenizer.apply_chat_template(turns, tokenize=False)
+
+
+def test_a_server_that_knows_neither_arguments_nor_system_turn_renders_what_was_trained_on(tmp_path):
+    settings = {"chat_template_kwargs": {"enable_thinking": False}, "system": "Say 'it' or \"é\"."}
+    policy = write_chat_policy("qwen3", tmp_path / "model", **settings)
+    trained = PolicyTexts(policy).render("Where?").text
+    tokenizer = export_tokenizer("qwen3", tmp_path / "export", **settings)
+    turns = [{"role": "user", "content": "Where?"}]
+    assert trained.endswith("<think>\n\n</think>\n\n") and "é" in trained
+    assert tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) == trained
+    other = [{"role": "system", "content": "Be brief."}, *turns]
+    text = tokenizer.apply_chat_template(
+        other, tokenize=False, enable_thinking=True, add_generation_prompt=True
+    )
+    assert "é" not in text and "<think>" not in text
 
 
 def test_a_tokenizer_has_no_chat_template_where_prompts_are_given_without_one(tmp_path):

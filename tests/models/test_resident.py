@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from components.config import UserError
 from components.learning.pair_scores import pair_logprobs
 from components.models.backbone import load_backbone
 from components.models.logprobs import completion_logprobs
@@ -20,6 +21,13 @@ def resident(resident_policy):
 def test_scores_do_not_depend_on_the_batches_and_no_pairs_have_none(resident):
     assert np.allclose(pair_logprobs(resident, PAIRS, 2), pair_logprobs(resident, PAIRS, 100), atol=1e-4)
     assert pair_logprobs(resident, [], 4).shape == (0, 2)
+
+
+def test_scores_that_are_no_numbers_are_refused(resident, monkeypatch):
+    rows = [resident.encode(*pair.texts) for pair in PAIRS]
+    monkeypatch.setattr(resident, "logprobs", lambda batch: torch.full((len(batch), 2), float("nan")))
+    with pytest.raises(UserError, match=rf"^the policy on .* {2 * len(PAIRS)} of {2 * len(PAIRS)} are NaN"):
+        resident.score(rows, 4)
 
 
 def test_the_reference_is_the_backbone_without_the_adapter(resident):

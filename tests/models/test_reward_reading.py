@@ -138,6 +138,17 @@ def test_without_a_template_the_chat_template_is_read(tmp_path, name, adds_bos, 
     assert "in its chat template" in caplog.text
 
 
+def test_a_chat_template_that_prints_the_day_prints_a_fixed_one(tmp_path):
+    tokenizer = build_chat_tokenizer(family("dated"))
+    folder = write_classifier(tmp_path, "llama", tokenizer)
+    texts = [
+        f"<|begin_of_text|>Today Date: 26 Jul 2024\nuser: {prompt}<|eot_id|>assistant: {response}<|eot_id|>"
+        for prompt, response in zip(PROMPTS, RESPONSES, strict=True)
+    ]
+    scores = RewardModel(ClassifierReward(name=folder), "cpu").score(PROMPTS, RESPONSES)
+    assert scores == pytest.approx(scores_of_pipeline(folder, texts), abs=1e-5)
+
+
 def test_a_chat_template_that_does_not_write_a_response_is_refused(tmp_path):
     tokenizer = build_tokenizer(family("llama-3"), "mark", True)
     tokenizer.chat_template = "{{ messages[0].content }}"

@@ -255,6 +255,14 @@ def test_the_margins_of_all_shares_have_the_sum_of_the_whole(tiny_selector, monk
     assert not np.array_equal(shares[0], whole)
 
 
+def test_margins_that_are_no_numbers_are_refused(tiny_selector, monkeypatch):
+    monkeypatch.setattr(
+        tiny_selector, "choice_logits", lambda ids, last: torch.full((len(ids), 2), torch.nan)
+    )
+    with pytest.raises(UserError, match=r"^the selector on .* 4 of 4 are NaN or infinite"):
+        tiny_selector.margins([COMPARISON])
+
+
 def test_no_comparisons_have_no_logits_and_no_margins(tiny_selector):
     assert tiny_selector.logits([]).shape == (0, 2)
     assert tiny_selector.margins([]).shape == (0,)

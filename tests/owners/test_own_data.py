@@ -129,7 +129,6 @@ def test_pairs_with_a_prompt_of_the_servers_are_left_out_at_the_owner(owner, rec
 
 def test_a_statement_has_numbers_and_no_text_of_a_row(owner, recipe):
     home = owner("north", prompt="a secret <eos>", chosen="same", rejected="same", domain="a secret")
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"control_tokens": "escape"})})
     statement, folder = publish_of(home, recipe)
     assert {pair.domain for pair in read_pairs(folder / "pairs.parquet")} == {""}
     text = statement.model_dump_json()

@@ -223,7 +223,7 @@ def truncate_context(question: Question, tokenizer: PreTrainedTokenizerBase, max
     if surplus <= 0 or not context:
         return question
     remaining = cast("str", tokenizer.decode(context[: max(0, len(context) - surplus)]))
-    return replace(question, context=remaining.strip())
+    return replace(question, context=remaining.rstrip("\ufffd").strip())  # half a character
 
 
 def _raw(

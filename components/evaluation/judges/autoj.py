@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -43,6 +43,7 @@ from components.models.chat import ChatEndpoint, read_key
 from components.models.chat_template import needs_date
 from components.models.policy import Policy
 from components.models.selector import Comparison
+from components.models.tokens import decode_cut
 from components.progress import Work, report_work
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class AutoJ(Judge):
                     " evaluation.judge.chat_template to false, or use another model."
                 )
             self.model = Policy(options.local, device)
+            self.model.cuts_prompts = False  # the instruction may be written for the model's tokens
             location = "on this machine"
         super().__init__(
             f"Auto-J's pairwise protocol, {options.model} {location}, instruction {options.prompt_file}",
@@ -209,10 +211,8 @@ class AutoJ(Judge):
             return instruction
         self.figures = {"judge_shortened": self.figures["judge_shortened"] + 1}
         tokenizer = self.model.tokenizer
-        cut: list[list[int]] = [
-            tokenizer.encode(text, add_special_tokens=False)
-            for text in (comparison.prompt, comparison.first, comparison.second)
-        ]
+        texts = (comparison.prompt, comparison.first, comparison.second)
+        cut: list[list[int]] = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
         while surplus := self.model.surplus(instruction):
             if not any(cut):
                 limit = self._options.max_prompt_tokens
@@ -221,18 +221,17 @@ class AutoJ(Judge):
                     f" more than evaluation.judge.max_prompt_tokens {limit}: raise it."
                 )
             _cut(cut, surplus)
-            instruction = self._instruction(
-                Comparison(*[cast("str", tokenizer.decode(text)) for text in cut])
-            )
+            parts = zip(cut, texts, strict=True)
+            instruction = self._instruction(Comparison(*[decode_cut(tokenizer, *part) for part in parts]))
         return instruction
 
     def _instruction(self, comparison: Comparison) -> str:
-        """The instruction with a comparison."""
-        return self._template.render(
-            prompt=judge_query(self._policy, comparison.prompt),
-            response=comparison.first,
-            response_another=comparison.second,
-        )
+        """The instruction with a comparison, whose texts have no control token of a local model."""
+        texts = [judge_query(self._policy, comparison.prompt), comparison.first, comparison.second]
+        if isinstance(self.model, Policy):
+            texts = [self.model.marks.prompt.cut(text) for text in texts]
+        prompt, response, another = texts
+        return self._template.render(prompt=prompt, response=response, response_another=another)
 
 
 def _cut(texts: list[list[int]], surplus: int) -> None:

@@ -23,10 +23,15 @@ from components.models.backbone import (
     load_reported,
     require_stored,
 )
-from components.models.chat_template import ChatTemplate
+from components.models.chat_template import ChatTemplate, marks_of
 from components.models.rewards.reward_section import ResponseReward, RewardFunction, Scores
-from components.models.tokens import sort_distinct, surrounding_ids
+from components.models.tokens import decode_cut, sort_distinct, surrounding_ids
 
+FIXED_DAY = "2024-07-26"
+"""What a classifier's chat template prints as the present day, so that scores do not change by the day.
+
+It is the day that Llama 3.2's template has where it cannot ask for the present one.
+"""
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
@@ -50,15 +55,18 @@ class ResponseFormat:
         response = response.strip()
         ids = tokenizer(response, add_special_tokens=False)["input_ids"]
         limit = self.max_length * 3 // 4
-        return response if len(ids) <= limit else str(tokenizer.decode(ids[:limit]))
+        return response if len(ids) <= limit else decode_cut(tokenizer, ids[:limit], response)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[tuple[str, str]]) -> BatchEncoding:
         """Encode N pairs of (prompt, response), padded to [N, L].
 
-        The start of a prompt that is too long is truncated; this requires a tokenizer that
-        truncates on the left. BOS at the beginning of the template stays, and special tokens that
+        A space follows the first letter of a control token in a text, e.g. `< /s>`, so that it is none. The
+        start of a prompt that is too long is truncated; this requires a tokenizer that truncates on the
+        left. BOS at the beginning of the template stays, and special tokens that
         both the template and the tokenizer write are there once.
         """
+        cut = marks_of(tokenizer).cut
+        texts = [(cut(prompt, " "), cut(response, " ")) for prompt, response in texts]
         filled_in = self.template or chat_format(tokenizer)
         if filled_in is None:
             prompts, responses = map(list, zip(*texts, strict=True))
@@ -95,7 +103,7 @@ def chat_format(tokenizer: PreTrainedTokenizerBase) -> str | None:
         return None
     turns = [{"role": "user", "content": "{prompt}"}, {"role": "assistant", "content": "{response}"}]
     try:
-        text = ChatTemplate(tokenizer, {}, None).render(turns, add_generation_prompt=False)
+        text = ChatTemplate(tokenizer, {}, FIXED_DAY).render(turns, add_generation_prompt=False)
         check_template(text)
     except ValueError as error:
         raise BackboneError(
