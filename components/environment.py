@@ -178,11 +178,13 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/s
         _, controllers, group = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        mount = root if not controllers else root / "cpu"
-        place = mount / group.lstrip("/")
-        for folder in (place, *place.parents):  # a container sees its own group at the mount
-            if folder.is_relative_to(mount):
-                quotas.append(_quota(folder))
+        # Version 1 has a mount for one or several controllers, such as cpu,cpuacct, and links only sometimes.
+        mounts = [one for one in root.glob("*") if "cpu" in one.name.split(",")] if controllers else [root]
+        for mount in mounts:
+            place = mount / group.lstrip("/")
+            for folder in (place, *place.parents):  # a container sees its own group at the mount
+                if folder.is_relative_to(mount):
+                    quotas.append(_quota(folder))
     return min(quotas)
 
 

@@ -58,7 +58,7 @@ from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
 from tasks.policies import FINAL, record_files
 from tasks.prefect_transport import TRANSPORTS, close_exchange, rounds_contexts
 from tasks.report import link_artifacts, phase_line, write_report
-from tasks.runs import RESULT, Run, find_run, lock, open_run, plugin_versions, trees_root
+from tasks.runs import RESULT, Run, find_run, lock, open_run, package_versions, trees_root
 from tasks.tracking.federate import FederationLog, log_federation, log_round_evaluation, log_steps
 from tasks.tracking.phases import log_alignment, log_data, log_evaluation, register_policy
 from tasks.tracking.report import log_report
@@ -102,10 +102,11 @@ def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -
         benchmark: MLflow run of the benchmark that the run belongs to, if it belongs to one.
         last: the phase that is the last one for now.
     """
+    run.pin_models()
     recipe = run.recipe()
     log = get_run_logger()
     log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder, extra=progress(Milestone()))
-    for warning in run.record_plugins(plugin_versions(recipe)):
+    for warning in run.record_versions(package_versions(recipe)):
         log.warning("%s", warning)
     link = claim_flow_run(run, is_named=benchmark is None)
     parent = open_run_tracking(run, recipe, link, benchmark)

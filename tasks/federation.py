@@ -31,7 +31,6 @@ from components.federation.unseen import join_clients, unseen_clients
 from components.io import file_hash, stored
 from components.learning.pair_scores import PairFigures
 from components.models.store import AdapterHash
-from components.models.weight_files import hub_snapshot
 from components.names import file_name
 from components.recipes.privacy_checks import check_delta
 from components.results import (
@@ -97,10 +96,6 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
     """The commits of a run; their fingerprint covers all that the bytes of the rounds depend on."""
     method = recipe.federation.options
     prompts = ["prompts.parquet"] if method.sampling else []
-    backbones = [recipe.trained.backbone]
-    for name, reward in recipe.rewards.items():
-        backbones += [model.backbone for model in reward.frozen_models(name)]
-    snapshots = [hub_snapshot(one.location, one.revision) for one in backbones]
     first = published_digest(run, recipe, pairs_digest(run.prepared))[:16]
     others = [file_hash(run.prepared / name)[:16] for name in prompts]
     parts = [
@@ -111,7 +106,6 @@ def open_commits(run: Run, recipe: Recipe) -> Commits:
         *([recipe.runtime.transport] if recipe.runtime.transport != "prefect" else []),  # has private stores
         *([] if has_owners(recipe) else [f"threads{recipe.runtime.torch_threads}x{recipe.runtime.workers}"]),
         f"v{ROUNDS}",
-        *(one[:16] for one in snapshots if one),  # the files of local models are part of the recipe
     ]
     clients = [name for name, splits in read_clients(run.prepared).items() if splits["train"] > 0]
     return Commits(run.federation, "-".join(parts), clients)

@@ -3,9 +3,10 @@
     runs/<run>/
         recipe.yaml      the whole recipe, with defaults, the texts of its templates, and the day that
                          chat templates print
-        inputs/          copies of the other files that it names (components/recipes/inputs.py)
+        inputs/          copies of the other files that it names, and commits of models of the hub
+                         (components/recipes/inputs.py)
         run.json         ids of the MLflow run and of the Prefect run, commits of the code, versions of
-                         plug-in packages, overrides
+                         plug-ins and of the libraries that compute, overrides
         .lock            locked by the process that works on the run
         salt             of published digests of clients' pairs (federation.privacy)
         <phase>.done     empty; the phase is complete and logged (report.done: the whole run is)
@@ -38,7 +39,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,7 @@ from components.io import read_json, read_mapping, write_atomically, write_json
 from components.paths import PACKAGE, is_file, runs_root
 from components.privacy import secrets
 from components.recipes import load_recipe
-from components.recipes.inputs import open_inputs, set_chat_dates, store_inputs
+from components.recipes.inputs import open_inputs, pin_models, set_chat_dates, store_inputs
 from components.recipes.load import dump_recipe
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ RESULTS = {
     "report": "report/report.html",
 }
 """The file that each phase, and the report, writes when it is complete."""
+COMPUTING = ("accelerate", "numpy", "peft", "tokenizers", "torch", "transformers", "trl")
+"""Libraries whose versions may change what a run computes."""
 FIRST_DAY = "first-day"
 """File of the pipeline's folder with the day that its chat templates print."""
 RECIPES: dict[Path, tuple[tuple[int, ...], Recipe]] = {}
@@ -145,6 +148,11 @@ class Run:
         RECIPES[path] = _stamp(path), opened
         return opened
 
+    def pin_models(self) -> None:
+        """Record commits of models of the hub that were not to be told when the run started."""
+        if pin_models(self.recipe(), self.inputs):
+            RECIPES.pop((self.folder / "recipe.yaml").resolve())
+
     def federation_result(self) -> FederationResult:
         """Result of the phase federate."""
         from components.results import FederationResult
@@ -224,24 +232,24 @@ class Run:
         if commits[-1:] != [commit]:
             self.update_metadata(commits=[*commits, commit])
 
-    def record_plugins(self, versions: Mapping[str, str]) -> list[str]:
-        """Add the versions of plug-in packages that are new to the run.
+    def record_versions(self, versions: Mapping[str, str]) -> list[str]:
+        """Add the versions of packages that are new to the run.
 
         Returns:
             a warning for each package whose version is not the one that the run was started with.
         """
-        recorded: dict[str, list[str]] = self.metadata().get("plugins", {})
+        recorded: dict[str, list[str]] = self.metadata().get("versions", {})
         warnings = []
-        for name, version in versions.items():
-            known = recorded.setdefault(name, [version])
-            if version not in known:
-                known.append(version)
-            if version != known[0]:
+        for name, installed in versions.items():
+            known = recorded.setdefault(name, [installed])
+            if installed not in known:
+                known.append(installed)
+            if installed != known[0]:
                 warnings.append(
-                    f"the run was started with {name} {known[0]}, but {name} {version} is installed: to"
+                    f"the run was started with {name} {known[0]}, but {name} {installed} is installed: to"
                     f" finish it with the same code, stop it, install {name}=={known[0]} and resume it."
                 )
-        self.update_metadata(plugins=recorded)
+        self.update_metadata(versions=recorded)
         return warnings
 
     @contextlib.contextmanager
@@ -298,6 +306,7 @@ def create_run(
         known: see store_inputs.
     """
     run = Run(folder.name, folder)
+    pin_models(recipe, run.inputs)
     dated = set_chat_dates(recipe, day or date.today())
     stored = store_inputs(dated, run.inputs, known)
     write_atomically(folder / "recipe.yaml", dump_recipe(stored).encode())
@@ -321,6 +330,7 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
     if not path.is_file():
         write_atomically(path, date.today().isoformat().encode())
     recipe = create_run(recipe, folder, date.fromisoformat(path.read_text(encoding="utf-8"))).recipe()
+    write_atomically(folder / "recipe.yaml", dump_recipe(recipe).encode())  # DVC compares commits too
     (folder / "inputs").mkdir(exist_ok=True)  # DVC expects the output
     values = recipe.model_dump(mode="json")
     rounds = {name: values[name] for name in ("seed", *recipe.rounds_sections)}
@@ -415,10 +425,10 @@ def git_commit() -> str:
     return f"{commit}-dirty" if changes else commit
 
 
-def plugin_versions(recipe: Recipe) -> dict[str, str]:
-    """Versions of the installed packages whose entry points a recipe names, by package."""
+def package_versions(recipe: Recipe) -> dict[str, str]:
+    """Versions of the libraries that compute, and of the packages whose entry points a recipe names."""
     text = recipe.model_dump_json()
-    versions: dict[str, str] = {}
+    versions = {name: version(name) for name in COMPUTING}
     for package in distributions():  # in the order of the path, on which the first of a name is imported
         entries = [entry for entry in package.entry_points if entry.group.startswith("fed_rlhf.")]
         if any(f'"{entry.name}"' in text for entry in entries):

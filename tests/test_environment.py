@@ -201,6 +201,11 @@ def test_an_address_is_shown_without_its_user_and_password(uri, shown):
         ({"cpu.max": "max 100000"}, "0::/", math.inf),
         ({"a.slice/cpu.max": "200000 100000", "a.slice/b/cpu.max": "max 100000"}, "0::/a.slice/b", 2),
         ({"cpu/cpu.cfs_quota_us": "50000", "cpu/cpu.cfs_period_us": "100000"}, "2:cpuacct,cpu:/", 0.5),
+        (  # mounted without a link
+            {"cpu,cpuacct/a/cpu.cfs_quota_us": "50000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"},
+            "2:cpu,cpuacct:/a",
+            0.5,
+        ),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "2:cpu:/\n1:pids:/", math.inf),
         ({"cpu/cpu.cfs_quota_us": "50000"}, "3:pids:/", math.inf),
         ({}, "0::/gone", math.inf),

@@ -1,8 +1,9 @@
 """Alignment of the policy by DPO on labeled pairs (FedBiscuit eqs. 2 and 9), in the loop of the clients.
 
 The reference is explicit. `base`: the backbone without an adapter. `sft`: an adapter is merged into
-the backbone first, and the result is the reference. `round_start`: an adapter is trained further,
-and its initial values are the reference.
+the backbone first, and the result is the reference; weights in bfloat16, whose steps are larger than an
+update of LoRA, have it as a frozen adapter below the trained one. `round_start`: an adapter is trained
+further, and its initial values are the reference.
 
 Optimizer, schedule and clipping are those of TRL's DPOTrainer, and so is the loss, but a step's loss
 is the mean over its pairs: TRL takes the mean over micro-batches, which differs where the last of an
@@ -47,13 +48,14 @@ from components.models.adapters import (
     from_peft_options,
     read_adapter,
     stack_adapters,
+    to_peft_config,
 )
 from components.models.backbone import choose_dtype, find_active_dropout
 from components.models.checkpointing import enable_checkpointing
 from components.models.fused_lora import fuse_lora
 from components.models.head import check_lm_head
 from components.models.logprobs import TokenRow, completion_logprobs
-from components.models.peft_folder import check_adapter_fits, check_adapter_folder
+from components.models.peft_folder import check_adapter_fits, check_adapter_folder, module_sizes
 from components.models.policy import Policy
 from components.seeding import derive, generator
 
@@ -69,6 +71,8 @@ FIGURES = (
     "logps/rejected",
 )
 """Metrics of a step that are means over its pairs, under their names in TRL."""
+FROZEN = "reference"
+"""Name in PEFT of an adapter that stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +192,9 @@ class TokenDpoLoss(Loss):
         self._is_bf16 = policy.device.startswith("cuda") and str(dtype) == "torch.bfloat16"
         self.concurrent = not self._is_bf16
         self.figures = np.zeros((len(rows), len(FIGURES)))  # of the last step that a pair was in
-        # An adapter that is trained further is its own reference before the first step.
-        self.reference_adapter = AdapterSlot(model).read() if config.reference == "round_start" else None
+        # An adapter that is trained further, or above a frozen one, is the reference before the first step.
+        is_reference = config.reference == "round_start" or FROZEN in model.peft_config
+        self.reference_adapter = AdapterSlot(model).read() if is_reference else None
         with as_dpo_reference(model, self.reference_adapter):
             self.reference = self._compute_logprobs(2 * config.micro_batch_size)  # [N, 2]
 
@@ -274,9 +279,12 @@ def prepare_model(policy: Policy, config: DpoConfig, seed: int) -> PeftModel:
         model = PeftModel.from_pretrained(base, folder, is_trainable=True)
         fuse_lora(model)
     else:
-        if config.reference == "sft":
+        is_merged = config.reference == "sft" and base.dtype == torch.float32
+        if is_merged:
             base = cast("PreTrainedModel", PeftModel.from_pretrained(base, folder).merge_and_unload())
         model = attach_lora(base, policy.config.lora)
+        if config.reference == "sft" and not is_merged:
+            attach_frozen(model, folder, list(module_sizes(shapes)))
         slot = AdapterSlot(model)
         slot.load(slot.initial_adapter(seed))
     if policy.device.startswith("cuda") or backbone.gradient_checkpointing:
@@ -284,11 +292,26 @@ def prepare_model(policy: Policy, config: DpoConfig, seed: int) -> PeftModel:
     return model
 
 
+def attach_frozen(model: PeftModel, folder: Path, modules: list[str]) -> None:
+    """Add an adapter of these modules that is not trained, in fp32 and without dropout."""
+    tensors, lora = read_adapter(folder)
+    options = to_peft_config(lora.model_copy(update={"dropout": 0.0, "target_modules": modules}))
+    with torch.random.fork_rng(devices=[]):  # PEFT draws initial values from the global generator
+        model.add_adapter(FROZEN, options)
+    layers: Any = model.base_model
+    layers.set_adapter([FROZEN, "default"])
+    for name, parameter in model.named_parameters():
+        if FROZEN in name.split("."):
+            stored = tensors[name.replace(f".{FROZEN}.", ".")]
+            parameter.data = stored.to(parameter.device, torch.float32)
+            parameter.requires_grad_(False)
+
+
 def save_adapter(model: PeftModel, policy: PolicyConfig, config: DpoConfig, folder: Path) -> Path:
     """Save the trained policy as a PEFT folder for the plain backbone.
 
     Neither the optimizer nor anything pickled is saved, and no hub is contacted. With the reference
-    `sft` the trained adapter lies on top of the merged one, so that both are saved as one adapter,
+    `sft` the trained adapter lies on top of the reference's, so that both are saved as one adapter,
     whose rank is the sum of their ranks.
     """
     tensors = AdapterSlot(model).read()

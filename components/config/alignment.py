@@ -16,8 +16,9 @@ class DpoConfig(Section):
 
     reference: Literal["base", "sft", "round_start"] = "base"
     """Reference policy of the KL. base: the adapter is off; sft: reference_adapter is merged into
-    the backbone; round_start: reference_adapter, from which training starts. With the last two it
-    also samples the completions that are labeled, and is the base policy of the evaluation."""
+    the backbone, or stays below the trained one where the backbone is in bfloat16; round_start:
+    reference_adapter, from which training starts. With the last two it also samples the completions
+    that are labeled, and is the base policy of the evaluation."""
     reference_adapter: InputFile | None = None
     """Folder of a LoRA adapter that PEFT has saved, for the references sft and round_start."""
     beta: float = Field(0.1, gt=0)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,8 @@ from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
 from components.io import file_hash
 from components.models import eight_bit, offload
-from components.models.weight_files import first_other_weight
+from components.models.hub import find_commit, is_hub_id, read_config, require_reachable
+from components.models.weight_files import first_not_finite, first_other_weight
 from components.paths import backbone_root
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ TINY_CHAT_TEMPLATE = (
     "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
 )
+
+BUFFERS = re.compile(r"(^|\.)((attn|attention)\.((masked_)?bias|causal_mask)|inv_freq|position_ids)$")
+"""Constants that earlier versions of transformers wrote beside the weights, such as masks of attention."""
 
 
 class BackboneError(UserError, ValueError):
@@ -76,7 +79,7 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> Map
         if is_generated or folder.is_dir():
             text = (folder / "config.json").read_text(encoding="utf-8")
         else:
-            text = _fetch_hub_config(name, backbone.revision or "main", local_only)
+            text = read_config(name, backbone.revision, local_only)
         content: Any = json.loads(text)
         if not isinstance(content, dict):
             raise ValueError("expected a mapping of settings")
@@ -86,31 +89,9 @@ def read_model_config(backbone: BackboneConfig, local_only: bool = False) -> Map
     return content
 
 
-def _fetch_hub_config(name: str, revision: str, local_only: bool) -> str:
-    """The config.json of a hub id, from the cache or by one request without retries."""
-    from urllib.error import HTTPError
-    from urllib.request import Request, urlopen
-
-    from huggingface_hub import constants, get_token, hf_hub_url, try_to_load_from_cache
-
-    cached = try_to_load_from_cache(name, "config.json", revision=revision)
-    if isinstance(cached, str):
-        return Path(cached).read_text(encoding="utf-8")
-    endpoint = os.environ.get("HF_ENDPOINT")
-    url = hf_hub_url(name, "config.json", revision=revision, endpoint=endpoint)
-    try:
-        if constants.HF_HUB_OFFLINE or local_only:
-            raise OSError("HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "no request was made")
-        token = get_token()
-        request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
-        with urlopen(request, timeout=constants.HF_HUB_ETAG_TIMEOUT) as response:
-            content: bytes = response.read()
-    except HTTPError as error:
-        raise OSError(f"the hub answers {error.code} ({error.reason})") from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise OSError(f"the hub cannot be reached ({reason}), and its cache has no copy") from None
-    return content.decode()
+def hub_commit(name: str, revision: str | None) -> str | None:
+    """The commit of the hub that a model is read at now; None for other models, and if nothing tells it."""
+    return find_commit(name, revision) if name not in (EMBEDDED, TINY) and is_hub_id(name) else None
 
 
 def fetch_backbone(name: str) -> str:
@@ -189,13 +170,14 @@ def read_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
 
     source = fetch_backbone(config.location)
     try:
+        require_reachable(source, config.revision)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, revision=config.revision or "main", trust_remote_code=False
         )
     except Exception as error:  # damaged files raise many types, and `tokenizers` raises Exception itself
         raise BackboneError(
-            f"the tokenizer of '{config.name}' cannot be read: {first_line(error)} Use 'embedded', a"
-            " folder with the files of a model, or a hub id that this machine can reach."
+            f"the tokenizer of '{config.name}' cannot be read: {first_line(error).rstrip('.')}. Use"
+            " 'embedded', a folder with the files of a model, or a hub id that this machine can reach."
         ) from None
     return tokenizer
 
@@ -305,7 +287,11 @@ def check_weights(config: BackboneConfig) -> tuple[PreTrainedModel, list[str]]:
     layer = re.compile(r"\.(\d+)\.")
     numbers = {name: layer.search(name) for name in sorted(loading["unexpected_keys"])}
     left_out = config.layers or math.inf
-    unused = [name for name, number in numbers.items() if number is None or int(number[1]) < left_out]
+    unused = [
+        name
+        for name, number in numbers.items()
+        if not BUFFERS.search(name) and (number is None or int(number[1]) < left_out)
+    ]
     return cast("PreTrainedModel", model), unused
 
 
@@ -330,10 +316,7 @@ def load_reported(auto: Any, model: str, source: str, **options: Any) -> tuple[A
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, SafetensorError) as error:
-        raise BackboneError(
-            f"{model}: a file of its weights cannot be read ({first_line(error).rstrip('.')}): copy or"
-            " download it again, or save the model again by save_pretrained."
-        ) from None
+        raise _unreadable_weights(model, error) from None
     mismatched = sorted(loading["mismatched_keys"])
     if mismatched:
         name, in_file, expected = mismatched[0]
@@ -361,19 +344,50 @@ def require_weights(model: str, loading: Mapping[str, Any]) -> None:
 
 
 def require_stored(model: PreTrainedModel, name: str, source: str, revision: str | None) -> None:
-    """Refuse a model with a weight that is not the one of its files, see `first_other_weight`.
+    """Refuse a model with a weight that is not the one of its files, or is no number.
 
-    `name` is that of the model in a sentence, and the source a local folder or a hub id.
+    See `first_other_weight` and `first_not_finite`. `name` is that of the model in a sentence, and the source
+    a local folder or a hub id.
     """
     from importlib.metadata import version
 
-    other = first_other_weight(model, source, revision)
+    from safetensors import SafetensorError
+
+    try:
+        other = first_other_weight(model, source, revision)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _unreadable_weights(name, error) from None
     if other is not None:
         raise BackboneError(
             f"{name}: its weight {other} is not the one of its files after transformers"
             f" {version('transformers')} has loaded it, so that it may be random: use another version of"
             " transformers, or save the model again by save_pretrained."
         )
+    if (damaged := first_not_finite(model)) is not None:
+        raise BackboneError(
+            f"{name}: its weight {damaged} has a NaN or an infinity, so that all that it computes may be NaN:"
+            " use another checkpoint of the model, or download it again."
+        )
+
+
+def _unreadable_weights(model: str, error: Exception) -> BackboneError:
+    return BackboneError(
+        f"{model}: a file of its weights cannot be read ({first_line(error).rstrip('.')}): copy or"
+        " download it again, or save the model again by save_pretrained."
+    )
+
+
+def quantization_of(config: Mapping[str, Any]) -> str | None:
+    """The method by which a checkpoint is quantized, by its config.json; None for plain weights.
+
+    An entry of bitsandbytes with neither 4 nor 8 bits quantizes nothing, and stays in merged models.
+    """
+    entry = config.get("quantization_config") or config.get("compression_config")
+    if not entry or not isinstance(entry, Mapping):
+        return str(entry) if entry else None
+    method = entry.get("quant_method", "unknown")
+    is_plain = method == "bitsandbytes" and not entry.get("load_in_4bit") and not entry.get("load_in_8bit")
+    return None if is_plain else str(method)
 
 
 def check_quantization(model: str, config: Mapping[str, Any], more: str = "") -> None:
@@ -381,9 +395,7 @@ def check_quantization(model: str, config: Mapping[str, Any], more: str = "") ->
 
     `model` is its name in a sentence, which `more` ends.
     """
-    quantized = config.get("quantization_config") or config.get("compression_config")
-    if quantized:
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else quantized
+    if (method := quantization_of(config)) is not None:
         raise BackboneError(
             f"{model} is a quantized checkpoint ({method}), which is not read here: name the model that it"
             f" was made from{more}."

@@ -62,9 +62,9 @@ def export_model(
         adapter: PEFT folder that `export_adapter` wrote.
         training: the last sections of its README, which say how it was trained.
         is_whole: whether no private modules or steps of clients belong to the model.
-        merge: write a model for `AutoModelForCausalLM.from_pretrained`, in the dtype of a CPU: float32
-            unless the section says otherwise. A backbone that was quantized is merged as it is
-            without quantization.
+        merge: write a model for `AutoModelForCausalLM.from_pretrained`, in float32 whatever the section
+            says: in bfloat16 most of an adapter would be rounded away. A backbone that was quantized is
+            merged as it is without quantization.
     """
     check_export_folder(folder)
     tokenizer, prompt_format = _describe(model)
@@ -176,7 +176,8 @@ def _write_merged(
     from peft import PeftModel
     from transformers import GenerationConfig
 
-    plain = load_backbone(backbone.model_copy(update={"quantization": "none", "device_map": None}), "cpu")
+    exact = {"dtype": "float32", "quantization": "none", "device_map": None}
+    plain = load_backbone(backbone.model_copy(update=exact), "cpu")
     check_recorded_layers(read_options(adapter), plain.config.num_hidden_layers)
     merged: Any = PeftModel.from_pretrained(plain, adapter).merge_and_unload(safe_merge=True)
     generation_config: Any = GenerationConfig

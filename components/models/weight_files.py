@@ -6,23 +6,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.io import read_json
+from components.models.hub import find_cached
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
-def hub_snapshot(name: str, revision: str | None) -> str:
-    """The commit of the hub from which a model's files are read here; empty for a local folder.
 
-    A revision such as `main` may name another commit on another day.
+def first_not_finite(model: PreTrainedModel) -> str | None:
+    """The first weight with a NaN or an infinity in its first or last row; None if there is none.
+
+    Rows of an embedding that is not the head too are not looked at: they may be of tokens that no text has.
     """
-    from huggingface_hub import try_to_load_from_cache
-
-    if Path(name).is_dir() or name.count("/") > 1:
-        return ""
-    cached = try_to_load_from_cache(name, "config.json", revision=revision or "main")
-    return Path(cached).parent.name if isinstance(cached, str) else ""
+    untyped: Any = model
+    embedding, head = untyped.get_input_embeddings(), untyped.get_output_embeddings()
+    is_tied = getattr(head, "weight", None) is embedding.weight
+    for name, weight in model.named_parameters():
+        if weight.is_meta or not weight.dtype.is_floating_point or not weight.numel() or not weight.dim():
+            continue
+        if (is_tied or weight is not embedding.weight) and not weight.detach()[[0, -1]].isfinite().all():
+            return name
+    return None
 
 
 def first_other_weight(model: PreTrainedModel, source: str, revision: str | None) -> str | None:
@@ -40,7 +47,7 @@ def first_other_weight(model: PreTrainedModel, source: str, revision: str | None
         return None
     weights: dict[str, torch.Tensor] = dict(model.named_parameters())
     prefix = f"{model.base_model_prefix}."
-    for path in _weight_files(source, revision):
+    for path in _weight_files(model, source, revision):
         with safe_open(path, "pt") as file:
             name: str
             for name in file.keys():  # noqa: SIM118 -- it is no mapping
@@ -63,18 +70,18 @@ def _equal_ends(weight: torch.Tensor, stored: Any) -> bool:
     return True
 
 
-def _weight_files(source: str, revision: str | None) -> list[Path]:
-    """The files of safetensors of a local folder, or of the hub's cache."""
-    from huggingface_hub import try_to_load_from_cache
-
+def _weight_files(model: PreTrainedModel, source: str, revision: str | None) -> list[Path]:
+    """The files that transformers reads of a local folder, or of the hub's cache: a whole one first."""
     folder = Path(source)
     if not folder.is_dir():
-        cached = try_to_load_from_cache(source, "config.json", revision=revision or "main")
-        if not isinstance(cached, str):
+        cached = find_cached(source, "config.json", revision)
+        if cached is None:
             return []
-        folder = Path(cached).parent
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
-    whole = folder / "model.safetensors"
-    return [whole] if whole.is_file() else []
+        folder = cached.parent
+    named = getattr(model.config, "transformers_weights", None)
+    for path in (folder / name for name in (named, WHOLE, INDEX) if name is not None):
+        if path.is_file() and path.name.endswith(".index.json"):
+            return [folder / name for name in sorted(set(read_json(path)["weight_map"].values()))]
+        if path.is_file():
+            return [path]
+    return []

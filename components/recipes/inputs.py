@@ -3,9 +3,13 @@
     <run>/recipe.yaml                     templates with their text, other files with their hash
     <run>/inputs/<sha256>/<file name>     copies of data files, question files, adapters and the like
     <run>/inputs/models.json              where the folders of local models are
+    <run>/inputs/commits.json             which commits of the hub the other models are
 
 A folder is copied with all its files, but hidden ones. The folder of a model is not copied, because
-weights are large: its hash is part of the recipe, and a run does not resume with another one.
+weights are large: its hash is part of the recipe, and a run does not resume with another one. Of a model of
+the hub the recipe keeps the revision as its author wrote it, such as none for `main`. When a run starts,
+`pin_models` asks which commit that is, once, and `open_inputs` puts it in the place of the revision: so
+all phases load the same files, also after the hub has others, and fingerprints and keys have the commit.
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ Named = RecipeFile | NamedModel
 """A file, or a section that names a model."""
 MODELS = "models.json"
 """File beside the copies: by hash, where the folders of local models are, absolute and from there."""
+COMMITS = "commits.json"
+"""File beside the copies: by name and revision, the commits of models of the hub."""
 
 
 def store_inputs(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = None) -> Recipe:
@@ -91,17 +97,58 @@ def store_inputs(recipe: Recipe, folder: Path, known: dict[Path, Path] | None = 
     return stored
 
 
+def pin_models(recipe: Recipe, folder: Path) -> bool:
+    """Record the commits of the models of the hub that a recipe names, where none is recorded yet.
+
+    What neither the hub nor its cache tells is left for the next call: such a model cannot be loaded now.
+
+    Args:
+        recipe: as it is stored.
+        folder: of the copies; created if there are any.
+
+    Returns:
+        whether there are new ones.
+    """
+    from components.models.backbone import hub_commit
+
+    path = folder / COMMITS
+    known: dict[str, str] = read_json(path) if path.is_file() else {}
+    commits = dict(known)
+    for _, named in named_files(recipe):
+        key = _hub_key(named)
+        if isinstance(named, NamedModel) and key is not None and key not in commits:
+            revision = getattr(named, "revision", None)
+            commit = hub_commit(named.location, revision)
+            if commit not in (None, revision):
+                commits[key] = str(commit)
+    if commits != known:
+        write_json(path, commits)
+    return commits != known
+
+
+def _hub_key(named: Named) -> str | None:
+    """The name and the revision of a model that may be on the hub, as one text; None for others."""
+    if not isinstance(named, NamedModel) or "revision" not in type(named).model_fields:
+        return None
+    if named.model_name is None or named.sha256 is not None:
+        return None
+    return f"{named.model_name}@{getattr(named, 'revision', None) or 'main'}"
+
+
 def open_inputs(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe of a run whose input files are read from their copies.
+    """The recipe of a run whose input files are read from their copies, and its models at their commits.
 
     Args:
         recipe: with the hashes of its files.
         folder: of the copies.
     """
-    path = folder / MODELS
+    path, listed = folder / MODELS, folder / COMMITS
     places: dict[str, list[str]] = read_json(path) if path.is_file() else {}
+    commits: dict[str | None, str] = read_json(listed) if listed.is_file() else {}
 
     def find(key: str, named: Named) -> Named:
+        if (commit := commits.get(_hub_key(named))) is not None:
+            return cast(NamedModel, named).model_copy(update={"revision": commit})
         if isinstance(named, NamedModel) and named.sha256 in places:
             absolute, relative = places[named.sha256]
             moved = (folder / relative).resolve()
@@ -174,20 +221,14 @@ def _check_model_name(key: str, name: str) -> None:
     Raises:
         RecipeError: naming the key and the path.
     """
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+    from components.models.hub import is_hub_id
 
     path = Path(name)
     if path.is_dir():
         return
     if path.exists():
         raise RecipeError(f"{key}: '{name}' is a file, and a model is a folder: give the folder.")
-    is_path = name.startswith((".", "/", "~"))
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        is_path = True
-    if is_path:
+    if not is_hub_id(name):
         with _readable(path, key):
             pass
 

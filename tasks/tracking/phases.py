@@ -146,7 +146,8 @@ def register_policy(run_id: str, recipe: Recipe, name: str, adapter: Path) -> tu
         logged = mlflow.pyfunc.log_model(
             name="policy",
             python_model=str(Path(tasks.policy_model.__file__)),
-            artifacts={"adapter": str(adapter), "policy": str(policy)},
+            # addresses, since MLflow takes an escape such as %2F in a path for one of an address
+            artifacts={"adapter": adapter.absolute().as_uri(), "policy": policy.as_uri()},
             code_paths=[str(Path(components.__file__).parent)],
             pip_requirements=[f"{package}=={version(package).split('+')[0]}" for package in packages],
             signature=ModelSignature(

@@ -8,13 +8,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from components.alignment.dpo import align_policy, prepare_model
+from components.alignment.dpo import TokenDpoLoss, align_policy, prepare_model, save_adapter
 from components.config import UserError
 from components.learning.kl import kl_to_reference
-from components.models.adapters import AdapterSlot
+from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
 from components.models.policy import Policy
 from components.models.store import AdapterError
+from tests.support.adapters import random_tensors
 from tests.support.dpo import PAIRS, REFERENCES
 
 
@@ -36,6 +37,36 @@ def test_training_starts_at_the_reference(debug, config_with, reference):
         "kl_sequence": pytest.approx(0, abs=1e-6),
         "kl_token": pytest.approx(0, abs=1e-6),
     }
+
+
+def test_a_reference_is_not_rounded_into_a_backbone_in_bfloat16_and_its_policy_is_what_is_saved(
+    debug, config_with, tmp_path
+):
+    backbone = debug.policy.backbone.model_copy(update={"dtype": "bfloat16"})
+    config = debug.policy.model_copy(update={"backbone": backbone})
+    slot = AdapterSlot(attach_lora(load_backbone(backbone, "cpu"), config.lora))
+    lora = config.lora.model_copy(update={"dropout": 0.5})
+    folder = export_adapter(random_tensors(slot, 0, 0.01), lora, backbone, tmp_path / "earlier")
+    dpo = config_with("sft", folder)
+    policy = Policy(config, "cpu")
+    before = torch.get_rng_state()
+    model = prepare_model(policy, dpo, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name, _ in model.named_parameters() if "default" in name}
+    ids = torch.tensor([[50, 51, 52]])
+    saved = save_adapter(model, config, dpo, tmp_path / "saved")
+    opened = {"plain": Policy(config, "cpu"), "saved": Policy(config, "cpu", saved)}
+    logits = {name: one.model(input_ids=ids).logits.detach() for name, one in opened.items()}
+    logits["trained"] = model.train()(input_ids=ids).logits.detach()
+    effect = (logits["saved"] - logits["plain"]).abs().mean()
+    assert effect > 0
+    assert (logits["trained"] - logits["saved"]).abs().mean() < 0.2 * effect
+    rows = [(pair["prompt"], pair["chosen_ids"], pair["rejected_ids"]) for pair in PAIRS]
+    rows = [(policy.encode(prompt), chosen, rejected) for prompt, chosen, rejected in rows]
+    loss = TokenDpoLoss(policy, model, rows, dpo)
+    with torch.no_grad():
+        assert torch.equal(loss.logprobs(list(range(len(rows)))), loss.reference)
 
 
 # --- The training

@@ -157,6 +157,27 @@ def test_a_merged_model_has_the_layers_that_were_used(debug, tmp_path):
         export_model(adapter, debug.policy, tmp_path / "other", merge=True)
 
 
+def test_a_policy_in_bfloat16_is_merged_in_float32_with_the_whole_of_a_small_adapter(debug, tmp_path):
+    backbone = debug.policy.backbone.model_copy(update={"dtype": "bfloat16"})
+    config = debug.policy.model_copy(update={"backbone": backbone})
+    slot = AdapterSlot(attach_lora(load_backbone(backbone, "cpu"), config.lora))
+    tensors = random_tensors(slot, seed=1, scale=0.003)
+    adapter = export_adapter(tensors, config.lora, backbone, tmp_path / "adapter")
+    folder = export(adapter, config, tmp_path / "export", merge=True)
+    assert "It is in float32" in (folder / "README.md").read_text()
+    assert 'dtype="float32"' in (folder / "README.md").read_text()
+    weights = load_file(folder / "model.safetensors")
+    exact = load_backbone(debug.policy.backbone, "cpu").state_dict()
+    for name, factor in tensors.items():
+        if ".lora_A." not in name:
+            continue
+        scale = config.lora.alpha / config.lora.r
+        update = scale * tensors[name.replace("lora_A", "lora_B")] @ factor
+        weight = name.removeprefix("base_model.model.").rsplit(".lora_", 1)[0] + ".weight"
+        assert weights[weight].dtype == torch.float32
+        torch.testing.assert_close(weights[weight], exact[weight] + update)
+
+
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_snippet_of_a_selector_gives_its_logits(merge, debug, tmp_path, monkeypatch):
     adapter = save_random_adapter(debug.selector, tmp_path / "adapter")

@@ -1,4 +1,4 @@
-"""A loaded model has the weights of its files, and a model of the hub the same ones when a run is resumed."""
+"""A loaded model has the weights of its files, and they are numbers."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from components.config import BackboneConfig
-from components.models.backbone import BackboneError, fetch_backbone, load_backbone
-from components.models.weight_files import first_other_weight, hub_snapshot
+from components.models.backbone import BackboneError, fetch_backbone, load_backbone, require_stored
+from components.models.weight_files import first_other_weight
 from tests.support.random_models import build_random
 
 
@@ -83,17 +83,51 @@ def test_an_embedding_that_has_changed_in_its_file_is_found(saved):
     assert first_other_weight(model, str(saved), None) == name
 
 
-def test_the_snapshot_of_the_hub_is_the_commit_in_its_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for commit in ("a" * 40, "b" * 40):
-        folder = tmp_path / "models--org--name" / "snapshots" / commit
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
-        refs = tmp_path / "models--org--name" / "refs"
-        refs.mkdir(exist_ok=True)
-        (refs / "main").write_text(commit)
-        assert hub_snapshot("org/name", None) == commit
-    assert hub_snapshot("org/name", "a" * 40) == "a" * 40
-    assert hub_snapshot("org/other", None) == ""
-    assert hub_snapshot(str(tmp_path), None) == ""
-    assert hub_snapshot("tiny-random", None) == ""
+@pytest.mark.parametrize("old_shards", [True, False], ids=["beside old shards", "shards gone"])
+def test_a_whole_file_is_compared_before_an_index_of_an_earlier_save(tmp_path, old_shards):
+    folder = tmp_path / "model"
+    build_random("llama").save_pretrained(folder, max_shard_size="20KB")
+    kept = {path: path.read_bytes() for path in folder.glob("model*") if old_shards or "index" in path.name}
+    other = build_random("llama")
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 1
+    other.save_pretrained(folder)
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert {"model.safetensors", "model.safetensors.index.json"} <= {path.name for path in folder.iterdir()}
+    model = load_backbone(BackboneConfig(name=str(folder)), "cpu")
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"weight_map": {"a": "gone.safetensors"}}'])
+def test_files_that_cannot_be_read_are_refused_in_a_sentence(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(BackboneError, match=r"^a model: a file of its weights cannot be read \("):
+        require_stored(build_random("llama"), "a model", str(tmp_path), None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("part", ["layers.1.mlp.up_proj", "norm", "lm_head"])
+def test_a_weight_that_is_no_number_is_named_and_not_taken_for_a_random_one(tmp_path, part, value):
+    change(tmp_path, part, value)
+    words = rf"its weight \S*{part}\S* has a NaN or an infinity"
+    with pytest.raises(BackboneError, match=words):
+        load_backbone(BackboneConfig(name=str(tmp_path)), "cpu")
+
+
+def test_rows_of_an_embedding_that_no_text_reads_may_be_no_numbers_unless_it_is_the_head(tmp_path):
+    change(tmp_path / "own", "embed_tokens", float("nan"))
+    load_backbone(BackboneConfig(name=str(tmp_path / "own")), "cpu")
+    change(tmp_path / "tied", "embed_tokens", float("nan"), tie_word_embeddings=True)
+    with pytest.raises(BackboneError, match="embed_tokens.weight has a NaN"):
+        load_backbone(BackboneConfig(name=str(tmp_path / "tied")), "cpu")
+
+
+def change(folder, part, value, **settings):
+    """Save a model with a value in the last row of a weight."""
+    build_random("llama", **{"tie_word_embeddings": False} | settings).save_pretrained(folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    next(weight for name, weight in weights.items() if part in name)[-1] = value
+    save_file(weights, path, metadata={"format": "pt"})

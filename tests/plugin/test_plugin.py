@@ -143,7 +143,7 @@ def test_a_run_uses_an_installed_method_and_an_installed_source(on_the_path, new
     assert all(name.startswith("agent-") for name in record.clients)
     assert list(result.adapters) == ["policy"]
     assert "feddpo-step" in (folder / "report" / "summary.txt").read_text()
-    assert json.loads((folder / "run.json").read_text())["plugins"] == {"fed-support": ["0.1.0"]}
+    assert json.loads((folder / "run.json").read_text())["versions"]["fed-support"] == ["0.1.0"]
 
 
 @pytest.fixture(scope="module")
@@ -174,12 +174,13 @@ def test_a_resumed_run_warns_of_another_version_of_a_package_that_it_uses(moment
     place, run = momentum
     assert "fed-support" not in run.output
     assert "fed-support" not in place.resume(run).output
-    run.run.update_metadata(plugins={"fed-support": ["0.0.9"]})
+    versions = run.run.metadata()["versions"]
+    run.run.update_metadata(versions=versions | {"fed-support": ["0.0.9"]})
     assert (
         "WARNING the run was started with fed-support 0.0.9, but fed-support 0.1.0"
         in place.resume(run).output
     )
-    assert run.run.metadata()["plugins"] == {"fed-support": ["0.0.9", "0.1.0"]}
+    assert run.run.metadata()["versions"] == versions | {"fed-support": ["0.0.9", "0.1.0"]}
 
 
 def test_without_the_package_its_method_is_refused_with_the_installed_ones(installed):

@@ -364,6 +364,82 @@ def test_a_model_at_an_endpoint_is_a_name_even_where_a_folder_has_it(model_folde
     assert recipe.evaluation.judge.sha256 is None
 
 
+HUB_MODELS = [
+    "policy.backbone.name=org/name",
+    "federation.options={objective: ppo}",
+    "federation.method=feddpo",
+    "rewards={own: {kind: trained, template: '{prompt} {response}', training: {backbone: {name: org/name}}}}",
+    "evaluation.judge={kind: selector, selector: {backbone: {name: org/name}}}",
+]
+
+
+@pytest.fixture
+def move_main(tmp_path, monkeypatch):
+    """A function that lets `main` of org/name be another commit in a cache of the hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "cache" / "models--org--name"
+    (root / "refs").mkdir(parents=True)
+
+    def move(commit):
+        if not (root / "snapshots" / commit).is_dir():
+            shutil.copytree(fetch_backbone("tiny-random"), root / "snapshots" / commit)
+        (root / "refs" / "main").write_text(commit)
+
+    return move
+
+
+def revisions(recipe):
+    """The revisions of the models of the hub."""
+    named = [named for _, named in named_files(recipe) if isinstance(named, NamedModel)]
+    return {one.revision for one in named if one.model_name == "org/name"}
+
+
+def test_all_models_of_a_run_are_read_at_the_commits_of_its_start_after_the_hub_has_others(
+    files, tmp_path, move_main
+):
+    first, second = "a" * 40, "b" * 40
+    move_main(first)
+    recipe = own_recipe(*HUB_MODELS)
+    run = create_run(recipe, tmp_path / "run")
+    assert revisions(run.recipe()) == {first}
+    move_main(second)
+    run.pin_models()
+    assert revisions(run.recipe()) == {first}
+    assert revisions(Run("run", run.folder).recipe()) == {first}
+    stored = yaml.safe_load((run.folder / "recipe.yaml").read_text())
+    assert stored["policy"]["backbone"]["revision"] is None, "as its author wrote it"
+    later = create_run(recipe, tmp_path / "later").recipe()
+    assert revisions(later) == {second}
+    assert later.fingerprint("policy") != run.recipe().fingerprint("policy")
+
+
+def test_a_commit_that_nothing_told_at_the_start_is_recorded_when_the_run_goes_on(files, tmp_path, move_main):
+    run = create_run(own_recipe(HUB_MODELS[-1]), tmp_path / "run")
+    assert revisions(run.recipe()) == {None}
+    move_main("a" * 40)
+    run.pin_models()
+    assert revisions(run.recipe()) == {"a" * 40}
+
+
+def test_dvc_compares_the_commits_of_models_of_the_hub(files, tmp_path, move_main):
+    folder = tmp_path / "pipeline"
+
+    def stage_inputs():
+        shutil.rmtree(folder / "inputs", ignore_errors=True)  # as DVC does before it repeats the stage
+        write_stage_inputs(own_recipe(*HUB_MODELS), folder)
+        recipe, rounds = (
+            yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("recipe", "federate-inputs")
+        )
+        return [recipe["policy"], recipe["evaluation"], rounds["policy"], rounds["rewards"]]
+
+    move_main("a" * 40)
+    before = stage_inputs()
+    assert stage_inputs() == before
+    move_main("b" * 40)
+    for new, old in zip(stage_inputs(), before, strict=True):
+        assert new != old
+
+
 @pytest.mark.parametrize("value", ["5", "[pairs.jsonl]", "{path: pairs.jsonl}", "''"])
 def test_a_value_that_is_no_name_of_a_file_is_refused_with_its_key(files, value):
     with pytest.raises(RecipeError, match=r"key 'data.path'.*should be the name of a file"):

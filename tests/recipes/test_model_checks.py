@@ -5,11 +5,18 @@ import re
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from components.config import BackboneConfig
-from components.models.backbone import BackboneError, check_architecture, fetch_backbone, load_backbone
+from components.models.backbone import (
+    BackboneError,
+    check_architecture,
+    check_weights,
+    fetch_backbone,
+    load_backbone,
+)
 from components.models.rewards.classifier import ClassifierReward
 from components.recipes import check_recipe, load_recipe
 from components.recipes.model_checks import model_uses
@@ -326,8 +333,37 @@ def test_a_classifier_of_other_shapes_or_that_is_quantized_is_refused_by_check(t
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "mxfp4"])
 def test_a_quantized_checkpoint_is_refused(model, method):
-    edit(model / "config.json", quantization_config={"quant_method": method})
+    bits = {"load_in_4bit": True} if method == "bitsandbytes" else {}
+    edit(model / "config.json", quantization_config={"quant_method": method} | bits)
     assert f"is a quantized checkpoint ({method})" in check(model)
+
+
+@pytest.mark.parametrize("bits", [{"load_in_4bit": False, "load_in_8bit": False}, {}])
+def test_an_entry_on_quantization_that_quantizes_nothing_has_no_effect(model, bits):
+    plain = load_backbone(BackboneConfig(name=str(model)), "cpu")
+    edit(model / "config.json", quantization_config={"quant_method": "bitsandbytes"} | bits)
+    assert fed_rlhf("check", "debug", f"policy.backbone.name={model}").exit_code == 0
+    loaded = load_backbone(BackboneConfig(name=str(model)), "cpu")
+    assert all(map(torch.equal, loaded.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_named"),
+    [
+        ("transformer.h.0.attn.masked_bias", False),  # GPT-2, GPT-J
+        ("transformer.h.1.attn.bias", False),
+        ("transformer.h.0.attn.attention.masked_bias", False),  # GPT-Neo
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", False),  # Llama
+        ("transformer.h.0.attn.gate.bias", True),
+    ],
+)
+def test_constants_in_files_of_earlier_versions_are_no_weights_that_a_model_does_not_use(
+    tmp_path, name, is_named
+):
+    build_random("gptj", rotary_dim=4).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {name: torch.ones(1)}, path, metadata={"format": "pt"})
+    assert check_weights(BackboneConfig(name=str(tmp_path)))[1] == [name] * is_named
 
 
 @pytest.mark.parametrize(

@@ -395,6 +395,31 @@ def registered(phase, debug, tmp_path):
     return register_policy.fn(phase, debug, "debug-policy", folder), folder
 
 
+class LoggedError(Exception):
+    """Ends a registration once its files are read."""
+
+
+def test_mlflow_finds_an_adapter_in_a_folder_whose_name_has_an_escape(phase, debug, tmp_path, monkeypatch):
+    import mlflow
+
+    folder = tmp_path / "lamps_feature%2Flamp" / "final"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    copies = tmp_path / "copies"
+    copies.mkdir()
+
+    def log_model(artifacts, **_):
+        for uri in artifacts.values():
+            mlflow.artifacts.download_artifacts(uri, dst_path=str(copies))
+        raise LoggedError
+
+    monkeypatch.setattr(mlflow.pyfunc, "log_model", log_model)
+    with pytest.raises(LoggedError):
+        register_policy.fn(phase, debug, "debug-policy", folder)
+    files = {path.relative_to(copies).as_posix() for path in copies.rglob("*.json")}
+    assert files == {"final/adapter_config.json", "policy.json"}
+
+
 def test_the_alias_moves_with_runs_of_one_experiment_and_stays_for_others_and_benchmarks(
     run, phase, parent, debug, client, tmp_path
 ):

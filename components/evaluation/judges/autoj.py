@@ -38,6 +38,7 @@ from components.models.backbone import (
     fetch_backbone,
     first_line,
     load_tokenizer,
+    quantization_of,
 )
 from components.models.chat import ChatEndpoint, read_key
 from components.models.chat_template import needs_date
@@ -275,10 +276,10 @@ def read_model_config(options: AutoJSection) -> PreTrainedConfig:
             f" evaluation.judge.max_prompt_tokens {options.max_prompt_tokens} and max_new_tokens"
             f" {options.max_new_tokens} make {length}: lower them."
         )
-    if quantization := getattr(config, "quantization_config", None):
+    if (method := quantization_of(config.to_dict())) is not None:
         raise UserError(
-            f"the judge's model '{options.model}' is a quantized checkpoint"
-            f" ({quantization.get('quant_method')}), which is not read here: use the unquantized model,"
-            " such as GAIR/autoj-13b, or an endpoint (evaluation.judge.base_url)."
+            f"the judge's model '{options.model}' is a quantized checkpoint ({method}), which is"
+            " not read here: use the unquantized model, such as GAIR/autoj-13b, or an endpoint"
+            " (evaluation.judge.base_url)."
         )
     return config
