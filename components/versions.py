@@ -5,19 +5,19 @@ that depend on it. Raise it together with a change of code that changes what the
 that an artifact of the earlier code is not taken for one of the present code.
 """
 
-ROUNDS = 8
+ROUNDS = 9
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
 SAME_TEXT = 3
 """When two texts of a data set are the same (components/data/same_text.py); a preparation's report has it."""
 
-SELECTOR_JUDGE = 5
+SELECTOR_JUDGE = 6
 """Selectors that are trained as judges (components/evaluation/judges/selector_judge.py)."""
 
-TRAINED_REWARD = 6
+TRAINED_REWARD = 7
 """Reward models that are trained here (components/learning/reward_model.py)."""
 
-THOUGHT_TREES = {"text": 4, "expected": 4}
+THOUGHT_TREES = {"text": 5, "expected": 5}
 """Trees of thoughts by how the evaluator's scores are read (components/alignment/thoughts).
 
 The rounding of expected scores belongs to their trees, so a change of their batches is a version.

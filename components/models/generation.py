@@ -116,7 +116,7 @@ def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids:
 def decode_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], finished: bool) -> str:
     """The text of a completion without its end; one that was cut ends with a whole character."""
     text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))
-    return text if finished else text.rstrip("\ufffd")
+    return text if finished else text.removesuffix("\ufffd")
 
 
 def find_stop_ids(
