@@ -176,8 +176,9 @@ def _write_merged(
     from peft import PeftModel
     from transformers import GenerationConfig
 
-    exact = {"dtype": "float32", "quantization": "none", "device_map": None}
-    plain = load_backbone(backbone.model_copy(update=exact), "cpu")
+    whole = backbone.model_copy(update={"quantization": "none", "device_map": None})
+    plain: Any = load_backbone(whole, "cpu")
+    plain.float()  # the weights that the policy has, which the adapter is added to without rounding
     check_recorded_layers(read_options(adapter), plain.config.num_hidden_layers)
     merged: Any = PeftModel.from_pretrained(plain, adapter).merge_and_unload(safe_merge=True)
     generation_config: Any = GenerationConfig
