@@ -249,7 +249,7 @@ def evaluation_prompts(pairs: Iterable[Pair]) -> list[Prompt]:
     prompts: dict[str, Prompt] = {}
     for pair in pairs:
         if pair.split == "test":
-            known = prompts.setdefault(same_text(pair.prompt), Prompt(pair.prompt, [], "test"))
+            known = prompts.setdefault(pair.prompt, Prompt(pair.prompt, [], "test"))
             if pair.chosen not in known.references:
                 known.references.append(pair.chosen)
     return list(prompts.values())

@@ -250,8 +250,7 @@ def _merge_prompts(prompts: Iterable[Prompt], splits: Mapping[str, str]) -> list
     """
     merged: dict[str, Prompt] = {}
     for row in prompts:
-        key = same_text(row.prompt)
-        if row.split == "test" or key not in splits:
-            known = merged.setdefault(key, Prompt(row.prompt, [], row.split)).references
+        if row.split == "test" or same_text(row.prompt) not in splits:
+            known = merged.setdefault(row.prompt, Prompt(row.prompt, [], row.split)).references
             known += [text for text in row.references if text not in known]
     return list(merged.values())

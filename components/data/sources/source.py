@@ -111,7 +111,9 @@ def load(data: DataConfig, seed: int) -> SourceData:
         UserError: the data are missing or cannot be used.
     """
     source = data.options.load(data, seed)
-    return replace(source, prompts=unique_prompts(source.prompts))
+    prompts, spellings = unique_prompts(source.prompts)
+    merged = {"prompt of the server in another spelling, which is merged": spellings} if spellings else {}
+    return replace(source, prompts=prompts, dropped=source.dropped | merged)
 
 
 def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
