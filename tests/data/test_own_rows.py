@@ -218,5 +218,5 @@ def test_owners_that_a_table_holds_as_floats_are_whole_numbers(tmp_path):
 
 
 def test_white_space_around_an_owner_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"row 1: column 'client_id' is 'a ', with white space around it"):
+    with pytest.raises(DataError, match=r"row 1: column 'client_id' has white space around it: remove"):
         one_pair(tmp_path, GOOD[0] | {"client_id": "a "})

@@ -475,14 +475,12 @@ def test_an_answer_that_always_wins_is_refused():
         check(good().assign(chosen="A", rejected="B"))
 
 
-def test_a_failure_shows_five_shortened_rows_and_prints_nothing(capfd):
+def test_a_failure_names_five_rows_without_their_texts_and_prints_nothing(capfd):
     with pytest.raises(DataError) as error:
         check(changed("chosen", slice(0, 9), "word " * 60))
-    lines = str(error.value).splitlines()
-    assert sum(line.startswith("    ") for line in lines) == 5
-    assert "word word" in lines[2]
-    assert "…" in lines[2]
-    assert "word " * 20 not in lines[2]
+    (ids,) = [line for line in str(error.value).splitlines() if line.startswith("    pair_id: ")]
+    assert len(ids.split(", ")) == 5
+    assert "word" not in str(error.value)
     assert capfd.readouterr() == ("", "")  # no progress bars, no log lines
 
 
