@@ -8,7 +8,7 @@ that an artifact of the earlier code is not taken for one of the present code.
 ROUNDS = 9
 """What clients compute in the rounds (components/federation/clients, components/learning)."""
 
-SAME_TEXT = 3
+SAME_TEXT = 4
 """When two texts of a data set are the same (components/data/same_text.py); a preparation's report has it."""
 
 SELECTOR_JUDGE = 6

@@ -113,6 +113,11 @@ class DataConfig(Section):
     ) = Field(None, min_length=1)
     """By client, the values of data.column whose pairs it owns. Pairs with other values are left
     out. null: each value is a client of that name."""
+    messages: Literal["auto", "text", "messages"] = "auto"
+    """How texts of the columns prompt, chosen and rejected are read that are lists of messages as JSON, with
+    the sources jsonl, parquet, csv, py-dpo, imdb, ultrafeedback and mixture. auto: a column is one of
+    messages where 90% of its values are, and else one of text; text: all are texts, such as answers that are
+    JSON; messages: each such text is messages. Lists are messages in any case."""
     pooled: bool = False
     """Give the training and validation pairs of all owners to one client named `pooled`, while held-out
     pairs stay with their owners: the reference of training that is not private. In each round the client

@@ -49,7 +49,7 @@ def check_name(name: str) -> str:
     It is refused as check_visible does, and where it has lines, or white space around it.
     """
     if name.strip() and name != name.strip():
-        raise ValueError(f"is {name[:40]!r}, with white space around it: remove it")
+        raise ValueError("has white space around it: remove it")
     return composed(check_visible(name, lines=""))
 
 

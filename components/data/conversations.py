@@ -1,24 +1,25 @@
 """Conversational preference data as TRL reads them: lists of messages in place of texts.
 
 A message is an object with a `role` (system, user or assistant) and its `content`, which is text. Lists may
-be JSON texts, as tables write them that have no lists. The prompt may be a list of messages, a text, which
-stands for one message of the user, or absent. Then it is what both completions begin with. Where a
-completion repeats the prompt, as in data sets that give whole conversations, the repetition is left out. What
-remains must be one message of the assistant. Reasoning beside the content is refused, since it would be lost.
+be JSON texts, as tables write them that have no lists: a whole column is one of messages, or it is text. The
+prompt may be a list of messages, a text, which stands for one message of the user, or absent. Then it is what
+both completions begin with. Where a completion repeats the prompt, as in data sets that give whole
+conversations, the repetition is left out. What remains must be one message of the assistant. Reasoning beside
+the content is refused, since it would be lost.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import model_validator
 
 from components.data.dialogues import dialogue_turns
-from components.data.raw import AnyText, RawRow, column_names, if_null, messages_in
+from components.data.raw import JSON, SPEAKERS, NeededText, RawRow, describe, if_null, messages_in
 from components.data.records import TEXTS, DataError
 
 MARKERS = {"user": "Human", "assistant": "Assistant"}
@@ -27,15 +28,14 @@ TOOLS = ("tool", "function", "ipython", "observation")
 """Roles of what tools answer, as chat templates name them."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of what the assistant thought before its content, as chat templates and servers name them."""
-Row = TypeVar("Row", bound=Mapping[str, Any])
-NOTED = "rows whose messages are JSON text"
-ALONE = "rows of which one completion alone is messages as text"
-NO_COLUMNS: Mapping[str, str] = {}
+COLUMN_SHARE = 0.9
+"""Share of a column's values that must be messages where the column is one of messages."""
+Row = Mapping[str, Any]
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
 
 
-ConversationText = Annotated[AnyText, if_null("")]
+ConversationText = Annotated[NeededText, if_null("")]
 """Text of a row whose messages have been read."""
 
 
@@ -49,7 +49,6 @@ class ConversationRow(RawRow):
     @model_validator(mode="before")
     @classmethod
     def _read_messages(cls, row: Any) -> Any:
-        row = {**row, **messages_as_text(row, dict(zip(TEXTS, TEXTS, strict=True)))[0]}
         if not any(isinstance(row.get(column), list) for column in TEXTS):
             return row
         if not {"chosen", "rejected"} <= set(row):
@@ -58,83 +57,137 @@ class ConversationRow(RawRow):
         return {**row, **dict(zip(TEXTS, texts, strict=True))}
 
 
-def messages_as_text(
-    row: Mapping[str, Any], columns: Mapping[str, str]
-) -> tuple[dict[str, list[Any]], str | None]:
-    """The messages of the columns that hold them as JSON text, and the completion that alone does.
+@dataclass(frozen=True)
+class MessageColumns:
+    """Which columns of a table hold messages as JSON text, and what was read of its rows."""
 
-    Of the completions, both are messages or none is: a single one may be an answer that is JSON, which stays
-    a text.
+    where: str  # the table, for messages
+    names: Mapping[str, str]  # its columns, by TEXTS
+    columns: frozenset[str]  # those of messages; the others are text, whatever it looks like
+    unread: tuple[str, ...] = ()  # sentences on columns that are text, although messages are in them
 
-    Args:
-        row: values by column.
-        columns: the row's columns, by TEXTS.
+    def lists(self, row: Row, where: str) -> Row:
+        """A row with lists in place of messages as JSON text; the row itself where there are none.
 
-    Raises:
-        ValueError: a column holds messages in another notation, as a sentence.
-    """
-    found: dict[str, list[Any]] = {}
-    refused: dict[str, str] = {}
-    for column in columns.values():
-        value = row.get(column)
-        try:
-            messages = messages_in(value) if isinstance(value, str) else None
-        except ValueError as error:
-            refused[column] = f"column '{column}' {error}"
-            continue
-        if messages is not None:
-            found[column] = messages
-    answers = [columns["chosen"], columns["rejected"]]
-    told = [column for column in answers if column in {*found, *refused} or isinstance(row.get(column), list)]
-    alone = told[0] if len(told) == 1 and isinstance(row.get(told[0]), str) else None
-    if alone is not None:
-        found.pop(alone, None)
-        refused.pop(alone, None)
-    if refused:
-        raise ValueError(next(iter(refused.values())))
-    if len(told) == 2 and str(row.get(columns["prompt"])).strip() == "[]":
-        found[columns["prompt"]] = []
-    return found, alone
+        Raises:
+            DataError: a column of messages holds them in another notation.
+        """
+        found: dict[str, list[Any]] = {}
+        for column in sorted(self.columns):
+            value = row.get(column)
+            try:
+                messages = messages_in(value) if isinstance(value, str) else None
+            except ValueError as error:
+                raise DataError(f"{where}: column '{column}' {error}") from None
+            if messages is not None:
+                found[column] = messages
+        prompt = self.names["prompt"]
+        if found and str(row.get(prompt)).strip() == "[]":
+            found[prompt] = []
+        return {**row, **found} if found else row
 
+    def warnings(self, rows: Sequence[tuple[Row, Row]]) -> list[str]:
+        """Sentences on what was read as messages.
 
-def noted(
-    rows: Iterable[Row], counts: Counter[str], where: str, columns: Mapping[str, str] = NO_COLUMNS
-) -> Iterator[Row]:
-    """The rows; those whose messages are JSON texts are counted as NOTED, or as ALONE.
-
-    Args:
-        rows: values by column.
-        counts: are added to.
-        where: the rows are, for messages.
-        columns: renames TEXTS.
-
-    Raises:
-        DataError: after the last row, where a completion is messages in each row, and the other one is not.
-    """
-    names = {name: columns.get(name, name) for name in TEXTS}
-    alone: Counter[str | None] = Counter()
-    for row in rows:
-        column = None
-        with suppress(ValueError):  # the row is refused
-            found, column = messages_as_text(row, names)
-            counts[NOTED] += bool(found)
-        alone[column] += 1
-        yield row
-    total = alone.total()
-    counts[ALONE] += total - alone[None]
-    for column in (names["chosen"], names["rejected"]):
-        if alone[column] == total > 1:
-            (other,) = {names["chosen"], names["rejected"]} - {column}
-            raise DataError(
-                f"{where}: column '{column}' holds messages as text in each of the {total:,} rows, but column"
-                f" '{other}' does not: write both as messages, or both as plain text"
+        Args:
+            rows: those that were read, as they are and as `lists` gives them.
+        """
+        of_json = sum(read is not raw for raw, read in rows)
+        of_system = sum(_has_system(read, self.names) for _, read in rows)
+        total = f"of {len(rows):,} rows"
+        sentences = [*self.unread]
+        if of_json:
+            sentences.append(
+                f"{self.where}: in {of_json:,} {total} messages as JSON text were read as messages (columns"
+                f" {', '.join(sorted(self.columns))}; data.messages 'text' reads them as text)."
             )
+        if of_system:
+            sentences.append(
+                f"{self.where}: in {of_system:,} {total} the message of the system was put before the user's"
+                " first one, as a part of its text, and is no turn of the system in a chat template: where it"
+                " is one text, leave it out of the rows and set policy.system."
+            )
+        return sentences
 
 
-def noted_warnings(counts: Mapping[str, int]) -> list[str]:
-    """A sentence on each kind of rows that `noted` has counted."""
-    done = {NOTED: "they were read as messages", ALONE: "it was read as an answer that is JSON"}
-    return [f"{kind}: {counts[kind]:,}; {what}." for kind, what in done.items() if counts[kind]]
+def message_columns(
+    rows: Sequence[Row], where: str, mode: str, renamed: Mapping[str, str] | None = None
+) -> MessageColumns:
+    """Decide for each column of texts of a table whether it holds messages as JSON text.
+
+    A column does if COLUMN_SHARE of its values are messages, as lists or as text. A single object of
+    role and content may be an answer that is asked for, so it counts only beside a column of lists.
+
+    Args:
+        rows: of the table.
+        where: it is, for messages.
+        mode: data.messages.
+        renamed: the names of columns, by TEXTS, where they are other ones.
+
+    Raises:
+        DataError: one completion is messages as text, or the prompt, and another column is text.
+    """
+    names = {name: (renamed or {}).get(name, name) for name in TEXTS}
+    if mode != "auto":
+        return MessageColumns(where, names, frozenset(names.values() if mode == "messages" else ()))
+    forms = {column: Counter(_form(row.get(column)) for row in rows) for column in names.values()}
+    for own in forms.values():
+        del own["blank"]
+    alike = {column: own["list"] + own["text"] + own["object"] for column, own in forms.items()}
+    columns = {column for column, own in forms.items() if alike[column] >= max(1, _least(own))}
+    if not any(forms[column]["list"] + forms[column]["text"] >= _least(forms[column]) for column in columns):
+        columns = set()
+    of_json = [column for column in forms if column in columns and forms[column]["list"] < alike[column]]
+    completions = [names["chosen"], names["rejected"]]
+    others = [column for column in completions if forms[column] and column not in columns]
+    if of_json and others and len(rows) > 1:
+        raise DataError(
+            f"{where}: column '{of_json[0]}' holds messages as text in {alike[of_json[0]]:,} of"
+            f" {len(rows):,} rows, but column '{others[0]}' does not: write both completions as messages, or"
+            " set data.messages to 'text', by which all columns are read as text"
+        )
+    if not of_json or others:
+        columns = set()
+    unread = []
+    for column, own in forms.items():
+        is_whole = own.total() > 1 and alike[column] >= _least(own)
+        count = own["text"] + (own["object"] if is_whole else 0)
+        if count and column not in columns:
+            unread.append(
+                f"{where}: column '{column}' is read as text, although {count:,} of its {own.total():,}"
+                " values are messages as JSON text (data.messages 'messages' reads them as messages)."
+            )
+    return MessageColumns(where, names, frozenset(columns), tuple(unread))
+
+
+def _least(forms: Counter[str]) -> float:
+    return COLUMN_SHARE * forms.total()
+
+
+def _form(value: Any) -> str:
+    """Whether a value is a list, a text of messages, a text of one message, or another one."""
+    if isinstance(value, list):
+        return "list"
+    text = value.removeprefix("\ufeff").strip() if isinstance(value, str) else ""
+    if text in ("", "[]"):
+        return "blank"
+    try:
+        messages = messages_in(text)
+    except ValueError:
+        return "text"
+    if messages is None:
+        return "other"
+    return "object" if messages == [JSON.raw_decode(text)[0]] else "text"
+
+
+def _has_system(row: Row, names: Mapping[str, str]) -> bool:
+    """Whether a conversation begins with a message of the system that is not empty."""
+    for column in (names["prompt"], names["chosen"]):
+        value = row.get(column)
+        if isinstance(value, list) and value:
+            first = value[0]
+            return isinstance(first, Mapping) and first.get("role") == "system" and bool(first.get("content"))
+    return False
 
 
 def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
@@ -157,8 +210,8 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
             raise ValueError(f"column '{column}' is null, but a list of messages is needed")
         if not isinstance(value, list):
             raise ValueError(
-                f"column '{column}' is {_kind(value)}, but another column is a list of messages: the prompt"
-                " and both completions must be texts, or both completions lists of messages"
+                f"column '{column}' is {describe(value)}, but another column is a list of messages: the"
+                " prompt and both completions must be texts, or both completions lists of messages"
             )
     conversations = {column: _messages(value, column) for column, value in completions.items()}
     if prompt is None or prompt in ("", []):
@@ -176,13 +229,17 @@ def as_texts(prompt: Any, chosen: Any, rejected: Any) -> tuple[str, str, str]:
 
 def _messages(value: Any, column: str) -> list[Message]:
     if not isinstance(value, list):
-        raise ValueError(f"column '{column}' is {_kind(value)}, but text or a list of messages is expected")
+        raise ValueError(
+            f"column '{column}' is {describe(value)}, but text or a list of messages is expected"
+        )
     return [_message(item, f"column '{column}[{number}]'") for number, item in enumerate(value)]
 
 
 def _message(item: Any, where: str) -> Message:
     if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
-        found = f"has {column_names(item)[:60]}" if isinstance(item, Mapping) else f"is {_kind(item)}"
+        found = f"is {describe(item)}"
+        if isinstance(item, Mapping):
+            found = f"has no {' and no '.join(key for key in ('role', 'content') if key not in item)}"
         cure = "" if isinstance(item, Mapping) else ": write one list of messages"
         if isinstance(item, Mapping) and {"from", "value"} <= set(item):
             cure = f": write 'from' as role ({', '.join(ROLES)}), and 'value' as content"
@@ -190,14 +247,15 @@ def _message(item: Any, where: str) -> Message:
     role, content = item["role"], item["content"]
     calls = bool(item.get("tool_calls") or item.get("function_call"))
     if role not in ROLES or calls:
-        what = "calls a tool" if calls else f"has the role {str(role)[:40]!r}"
+        known = f"has the role {role!r}" if str(role).casefold() in SPEAKERS else "has another role"
+        what = "calls a tool" if calls else known
         cure = "leave such conversations out, or write what the tool did as text"
         if not calls and role not in TOOLS:
             cure = "write one of these roles"
         raise ValueError(f"{where} {what}, but only texts of {', '.join(ROLES)} can be trained on: {cure}")
     if not isinstance(content, str):
         parts = ": join its parts to one text" if isinstance(content, list) else ""
-        raise ValueError(f"{where}: its content must be text, but is {_kind(content)}{parts}")
+        raise ValueError(f"{where}: its content must be text, but is {describe(content)}{parts}")
     reasoning = next((key for key in REASONING if item.get(key)), None)
     if reasoning is not None:
         raise ValueError(
@@ -205,11 +263,6 @@ def _message(item: Any, where: str) -> Message:
             " content as the model is to write it, or remove it"
         )
     return role, content.strip()
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", type(None): "null"}
-    return names.get(type(value), f"{str(value)[:40]!r} ({type(value).__name__})")
 
 
 def _answer(messages: Sequence[Message], beginning: Sequence[Message], column: str) -> str:

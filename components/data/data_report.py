@@ -88,7 +88,7 @@ class RepeatCounts(_Frozen):
     """Pairs of the source with equal completions, and those that repeat or contradict others."""
 
     duplicates: int = 0  # equal to an earlier one
-    normalized: int = 0  # the same texts as an earlier one (same_text.py), and not equal
+    normalized: int = 0  # the same texts as an earlier one (one_prompt), and not equal
     contradictory: int = 0  # those whose completions the same owner prefers the other way round too
     equal: int = 0  # pairs of two completions of the same text
 

@@ -45,7 +45,7 @@ from components.data.records import (
     pairs_frame,
     write_table,
 )
-from components.data.same_text import same_text
+from components.data.same_text import one_prompt, same_text
 from components.data.sources import load
 from components.data.splits import JUDGE, with_groups, with_splits
 from components.data.trees import thought_pairs
@@ -354,7 +354,7 @@ def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:
     import pandas as pd
 
     own = pd.concat([frame[["client_id", *TEXTS]] for frame in frames], ignore_index=True)
-    normal = own.assign(**{name: own[name].map(same_text) for name in TEXTS})
+    normal = own.assign(**{name: own[name].map(one_prompt) for name in TEXTS})
     alike = normal["chosen"] == normal["rejected"]  # such a pair prefers a spelling
     normal.loc[alike, ["chosen", "rejected"]] = own.loc[alike, ["chosen", "rejected"]]
     given = set(normal.itertuples(index=False, name=None))
@@ -377,8 +377,8 @@ def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
         yield f"pairs that repeat an earlier one of the same owner: {counts.duplicates:,}; {weigh}."
     if counts.normalized:
         yield (
-            "pairs that repeat an earlier one of the same owner in other case, white space or code points:"
-            f" {counts.normalized:,}; {weigh}."
+            "pairs that repeat an earlier one of the same owner in another Unicode form, or with other white"
+            f" space around their texts: {counts.normalized:,}; {weigh}."
         )
     if counts.contradictory:
         yield (

@@ -2,8 +2,8 @@
 
 A recipe may take the prompts to align on and those to evaluate on from other data sets
 (data.align_prompts, data.test_prompts; FedBiscuit table 5 and section 7.1 do so for QA). Such data
-sets are not separated from the pairs, so it is done here. Prompts are the same if they are
-the same text (same_text.py).
+sets are not separated from the pairs, so it is done here, by same_text. Which prompts are one prompt is
+asked by one_prompt (same_text.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from components.config import DataConfig, PromptsConfig
 from components.data.data_report import PromptSummary
-from components.data.records import TOO_LONG, DataError, Prompt, drop_long, prompts_frame
+from components.data.records import (
+    TOO_LONG,
+    DataError,
+    Prompt,
+    drop_long,
+    prompts_frame,
+    unique_prompts,
+)
 from components.data.same_text import same_text
 from components.data.sources import load_prompts
 from components.seeding import generator
@@ -72,7 +79,8 @@ def _other_prompts(
     """Prompts of another data set, without the forbidden ones, and their summary."""
     key = f"data.{split}_prompts"
     loaded = load_prompts(section, key, seed)
-    prompts = [Prompt(text, answers, split) for text, answers in loaded.prompts]
+    prompts, _ = unique_prompts(Prompt(text, answers, split) for text, answers in loaded.prompts)
+    repeated = len(loaded.prompts) - len(prompts)
     short = drop_long(prompts, f"prompts of {key}", data)
     rows, left_out = _choose(short, section.max_prompts, split, forbidden, seed)
     if not rows:
@@ -80,10 +88,10 @@ def _other_prompts(
             f"{key}: of the {len(short)} prompts of {section.source} none is left, for all are in"
             " the pairs too"
         )
-    counts = {**loaded.dropped, TOO_LONG: len(prompts) - len(short), **left_out}
+    own = {"prompt that came before": repeated, TOO_LONG: len(prompts) - len(short), **left_out}
     summary = PromptSummary(
         source=section.source,
-        left_out={reason: count for reason, count in counts.items() if count},
+        left_out=dict(Counter(loaded.dropped) + Counter(own)),
         references=loaded.answers_author,
     )
     return rows, summary

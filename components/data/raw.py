@@ -1,11 +1,13 @@
 """Raw rows as models: the columns that a source reads, strictly typed.
 
-A row that does not fit is one sentence, with its file, row, column and value, and what is expected.
+A row that does not fit is one sentence, with its file, row, column and type, and what is expected. It
+quotes no value, since sentences go to logs, reports and MLflow.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -33,6 +35,16 @@ EXPECTED = {
     "model_type": "an object",
 }
 """What a column must be, by the type of pydantic's error."""
+TYPES = {
+    dict: "an object",
+    list: "a list",
+    tuple: "a list",
+    str: "text",
+    bool: "a truth value",
+    int: "a whole number",
+    float: "a number",
+    type(None): "null",
+}
 KEY = re.compile(r"['\"](role|content|from|value)\\*['\"]+\s*:")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 SPEAKERS = {*ROLES, "human", "gpt", "chatgpt", "model", "bot", "chatbot", "ai"}
@@ -93,9 +105,10 @@ def collect(rows: Iterable[R], make: Callable[[R], T | str]) -> tuple[list[T], C
 
 
 def describe(value: Any) -> str:
-    """The beginning of a value, and its type, for messages."""
-    shown = repr(value)
-    return f"{shown[:80]}{' ...' if len(shown) > 80 else ''} ({type(value).__name__})"
+    """The type of a value, for messages; of a number that is not finite, which one it is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return TYPES.get(type(value), type(value).__name__)
 
 
 def column_names(columns: Iterable[object]) -> str:
@@ -168,7 +181,8 @@ def _reason(error: ErrorDetails, annotation: Any) -> str:
     expected = EXPECTED.get(error["type"]) or error.get("ctx", {}).get("expected", error["msg"])
     if error["type"] in ("list_type", "dict_type", "model_type"):
         expected += _kind(annotation)
-    return f"must be {expected}, but is {describe(value)}"
+    found = "another text" if error["type"] == "literal_error" and isinstance(value, str) else describe(value)
+    return f"must be {expected}, but is {found}"
 
 
 def _whole_characters(text: str) -> str:
@@ -229,12 +243,6 @@ def _is_message(keys: Iterable[str]) -> bool:
     return {"role", "content"} <= {*keys} or {"from", "value"} <= {*keys}
 
 
-def _no_messages(text: str) -> str:
-    if messages_in(text) is not None:
-        raise ValueError("holds messages as JSON text, but plain text is read here: write their content")
-    return text
-
-
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("is empty, but each row needs one")
@@ -248,7 +256,8 @@ def one_of(meanings: Mapping[int, str]) -> BeforeValidator:
     def check(value: Any) -> Any:
         if type(value) is int and value in meanings:
             return value
-        raise ValueError(f"must be {', '.join(others)} or {last}, but is {describe(value)}")
+        found = "another whole number" if type(value) is int else describe(value)
+        raise ValueError(f"must be {', '.join(others)} or {last}, but is {found}")
 
     return BeforeValidator(check)
 
@@ -258,10 +267,7 @@ def if_null(value: Any) -> BeforeValidator:
     return BeforeValidator(lambda raw: value if raw is None else raw)
 
 
-AnyText = Annotated[str, AfterValidator(_whole_characters)]
-"""Text that must not be null, also where it is messages as JSON."""
-
-NeededText = Annotated[AnyText, AfterValidator(_no_messages)]
+NeededText = Annotated[str, AfterValidator(_whole_characters)]
 """Text that must not be null."""
 
 Text = Annotated[NeededText, if_null("")]

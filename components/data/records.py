@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.config import DataConfig, UserError
 from components.data.data_report import read_client_counts
-from components.data.same_text import same_text
+from components.data.same_text import one_prompt
 from components.io import file_hash, read_mapping
 from components.seeding import generator
 
@@ -111,7 +111,7 @@ class SourceData:
     """What a source returns, before the partition."""
 
     pairs: list[Pair]
-    prompts: list[Prompt]  # of the server; of equal ones the first is used
+    prompts: list[Prompt]  # of the server; unique_prompts is applied to them
     judge: list[Pair]  # of owners outside the federation; may be empty
     true_clusters: dict[str, str] = field(default_factory=dict)  # of each client, where they are known
     dropped: dict[str, int] = field(default_factory=dict)  # raw rows that became no pair, by reason
@@ -193,17 +193,26 @@ def pairs_frame(pairs: Sequence[Pair], source: str) -> pd.DataFrame:
     return _frame(columns)
 
 
-def unique_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """The prompts without those that are the same text as an earlier one."""
+def unique_prompts(prompts: Iterable[Prompt]) -> tuple[list[Prompt], int]:
+    """Each prompt once, and the number of its other spellings, by one_prompt.
+
+    Of equal texts the first is used; another spelling adds its references to those of the first one.
+    """
     first: dict[str, Prompt] = {}
+    texts: set[str] = set()
     for row in prompts:
-        first.setdefault(same_text(row.prompt), row)
-    return list(first.values())
+        key = one_prompt(row.prompt)
+        known = first.setdefault(key, row)
+        if row.prompt not in texts and known is not row:
+            others = [text for text in row.references if text not in known.references]
+            first[key] = replace(known, references=[*known.references, *others])
+        texts.add(row.prompt)
+    return list(first.values()), len(texts) - len(first)
 
 
 def prompts_frame(prompts: Iterable[Prompt], source: str) -> pd.DataFrame:
-    """A data frame of the prompts of a source, which get their ids; of equal ones the first is used."""
-    rows = [replace(row, prompt_id=pair_id(source, row.prompt)) for row in unique_prompts(prompts)]
+    """A data frame of the prompts of a source, which get their ids."""
+    rows = [replace(row, prompt_id=pair_id(source, row.prompt)) for row in prompts]
     return _frame({column.name: [getattr(row, column.name) for row in rows] for column in fields(Prompt)})
 
 

@@ -15,12 +15,13 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from components.data.raw import describe
 from components.data.records import DataError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ TO_DO = "it is damaged, incomplete or of another kind; write or copy it again"
 Row = dict[str, Any]
 """A raw row: values of any JSON type by column."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet", ".csv", ".csv.gz")
+"""Endings of the files that are read, in small letters or not."""
 OBJECTS_EXPECTED = "expected a JSON object with named columns"
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -40,11 +42,17 @@ SPLIT_NAMES = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 """By split, the names that files, folders and saved data sets have for it, as on the hub."""
+_KNOWN_NAMES = frozenset(chain.from_iterable(SPLIT_NAMES.values()))
 SAVED = ("state.json", "dataset_info.json")
 """Files of a folder that `datasets.Dataset.save_to_disk` wrote."""
 SAVED_SPLITS = "dataset_dict.json"
 """File of a folder that `datasets.DatasetDict.save_to_disk` wrote."""
 METADATA = (*SAVED, SAVED_SPLITS, "dataset_infos.json")
+_ROWS = re.compile(
+    r"\.(?:jsonl|json|parquet|csv|ndjson|tsv|arrow|feather|orc|avro)(?:\.(?:gz|bz2|xz|zst|lz4|zip))?\Z",
+    re.IGNORECASE,
+)
+"""The ending of a file of rows, of which SUFFIXES are read."""
 _SHARD_PATTERN = "-[0-9][0-9][0-9][0-9][0-9]-of-*"
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 T = TypeVar("T")
@@ -87,11 +95,15 @@ def is_saved(path: Path) -> bool:
     return all((path / name).is_file() for name in SAVED)
 
 
+def ending(file: Path) -> str:
+    """The ending of a file of rows in small letters, such as '.jsonl.gz'; empty for other files."""
+    found = _ROWS.search(file.name)
+    return found[0].lower() if found else ""
+
+
 def file_kinds(path: Path) -> set[str]:
-    """The suffixes of the files that read_file reads; '.arrow' for a folder of save_to_disk."""
-    if is_saved(path):
-        return {".arrow"}
-    return {next((suffix for suffix in SUFFIXES if file.name.endswith(suffix)), "") for file in _files(path)}
+    """The endings of the files that read_file reads; '.arrow' for a folder of save_to_disk."""
+    return {".arrow"} if is_saved(path) else set(map(ending, _files(path)))
 
 
 def find_file(folder: Path, stem: str) -> Path | None:
@@ -99,17 +111,11 @@ def find_file(folder: Path, stem: str) -> Path | None:
 
     It is a file with any of SUFFIXES; the pattern of shards such as train-00000-of-00002.parquet; or
     a folder, with such files or saved by `datasets`.
+
+    Raises:
+        DataError: there are several, or the file's ending is not read.
     """
-    for place in (folder, folder / "data"):
-        for suffix in SUFFIXES:
-            if (place / (stem + suffix)).is_file():
-                return place / (stem + suffix)
-            shards = f"{glob.escape(stem)}{_SHARD_PATTERN}{suffix}"
-            if any(place.glob(shards)):
-                return place / shards
-        if is_saved(place / stem) or _all_row_files(place / stem):
-            return place / stem
-    return None
+    return _only(folder, stem, _parts(folder, (stem,)).get(stem, []))
 
 
 def from_folder(folder: Path, stem: str, stems: Sequence[str]) -> RawRows:
@@ -130,14 +136,29 @@ def find_splits(path: Path) -> dict[str, Path]:
     if not found:
         _refuse_saved_splits(path)
         return {"": path}
-    known = {name for names in SPLIT_NAMES.values() for name in names}
-    others = [name for name in _split_stems(path) if name not in known]
+    others = [name for name in _parts(path) if name not in _KNOWN_NAMES]
     if others:
         raise DataError(
             f"{path}: {', '.join(others[:5])} lies beside {', '.join(found)}, but is the name of no split"
             f" ({', '.join(SPLIT_NAMES)}): remove it, or give one of them alone as data.path"
         )
     return found
+
+
+def split_name_warning(path: Path) -> str:
+    """A sentence where files that are read as rows without splits have names of splits; empty for others."""
+    held: dict[str, Path] = {}
+    for file in [] if is_saved(path) else _all_row_files(path):
+        own = file.relative_to(path)
+        words = {*re.split(r"[^a-z]+", str(own).lower())}
+        held.setdefault(next((split for split, names in SPLIT_NAMES.items() if words & {*names}), ""), own)
+    if len(held) < 2:
+        return ""
+    one, other = list(held.values())[:2]
+    return (
+        f"{path}: the rows of {one} and {other} are read together, and their splits are drawn, although a"
+        f" split is in their names: to keep it, name the files or folders {', '.join(SPLIT_NAMES)}."
+    )
 
 
 def normalize_line_ends(value: T) -> T:
@@ -198,14 +219,9 @@ def _hub_error(name: str, error: Exception) -> DataError:
 
 
 def _row_files(folder: Path) -> list[Path]:
-    """Files with rows in a folder, sorted; none if there is no such folder."""
+    """Files with rows in a folder, also of endings that are not read; none if there is no such folder."""
     return [
-        file
-        for file in _entries(folder)
-        if file.name.endswith(SUFFIXES)
-        and file.name not in METADATA
-        and not file.name.startswith((".", "_"))
-        and not file.is_dir()
+        file for file in _entries(folder) if ending(file) and file.name not in METADATA and not file.is_dir()
     ]
 
 
@@ -221,15 +237,38 @@ def _all_row_files(folder: Path) -> list[Path]:
         seen.add(place.resolve())
         with reading(folder, "a folder of rows"):
             files += _row_files(place)
-            inner = [path for path in _entries(place) if path.is_dir() and path.name[0] not in "._"]
+            inner = [path for path in _entries(place) if path.is_dir()]
             below += [path for path in reversed(inner) if not is_saved(path)]
     return files
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, sorted; nothing if there is no such folder."""
+    """What is in a folder and not hidden, sorted; nothing if there is no such folder."""
     with reading(folder, "a folder of rows"):
-        return sorted(folder.iterdir()) if folder.is_dir() else []
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path for path in paths if path.name[0] not in "._"]
+
+
+def _refuse_unread(folder: Path, files: Iterable[Path]) -> None:
+    """Refuse files of rows beside others, of endings that are not read."""
+    for file in files:
+        if ending(file) not in SUFFIXES and not file.is_dir():
+            raise DataError(
+                f"{folder}: {file.relative_to(folder)} has rows that would not be read, since its name ends"
+                f" with none of {', '.join(SUFFIXES)}: unpack or convert it, or move it out of this folder"
+            )
+
+
+def _only(folder: Path, name: str, parts: Sequence[Path]) -> Path | None:
+    """The one of the parts of a folder that have this name."""
+    _refuse_unread(folder, parts)
+    if len(parts) > 1:
+        one, other = (str(part.relative_to(folder)).replace(_SHARD_PATTERN, "-*") for part in parts[:2])
+        raise DataError(
+            f"{folder}: {name} is there twice, as {one} and as {other}, of which one would be read: put all"
+            " rows into one of them, or move the other out of this folder"
+        )
+    return parts[0] if parts else None
 
 
 def _refuse_unclear(folder: Path, files: Sequence[Path]) -> None:
@@ -263,30 +302,42 @@ def _stem(path: Path) -> str:
     return shard["stem"] if shard else path.name.partition(".")[0]
 
 
-def _split_stems(folder: Path) -> list[str]:
-    """Names of the splits that the files and folders in a folder, or in its folder data, are of."""
-    stems: dict[str, None] = {}
+def _parts(folder: Path, names: Collection[str] | None = None) -> dict[str, list[Path]]:
+    """What has the rows of each name in a folder, or in its folder data: files, patterns of shards, folders.
+
+    Args:
+        folder: with rows.
+        names: that are looked for; None: all.
+    """
+    parts: dict[str, dict[Path, None]] = {}
     for place in (folder, folder / "data"):
-        stems |= dict.fromkeys(map(_stem, _row_files(place)))
+        for file in _row_files(place):
+            shard = _SHARD.match(file.name)
+            name = shard["stem"] if shard else file.name[: -len(ending(file))]
+            is_read = shard and ending(file) in SUFFIXES
+            pattern = f"{glob.escape(name)}{_SHARD_PATTERN}{file.name[-len(ending(file)) :]}"
+            parts.setdefault(name, {})[place / pattern if is_read else file] = None
         for inner in _entries(place):
+            if not inner.is_dir() or (names is not None and inner.name not in names):
+                continue
             if is_saved(inner) or (inner.name != "data" and _all_row_files(inner)):
-                stems[inner.name] = None
-    return list(stems)
+                parts.setdefault(inner.name, {})[inner] = None
+    return {name: list(own) for name, own in parts.items()}
 
 
 def _named_splits(folder: Path) -> dict[str, Path]:
+    parts = _parts(folder, _KNOWN_NAMES)
     found: dict[str, Path] = {}
     for split, names in SPLIT_NAMES.items():
-        for name in names:
-            path = find_file(folder, name)
-            if path is not None:
-                found.setdefault(split, path)
+        path = _only(folder, f"the split {split}", [part for name in names for part in parts.get(name, [])])
+        if path is not None:
+            found[split] = path
     return found
 
 
 def _refuse_saved_splits(folder: Path) -> None:
     """Refuse several saved data sets, none of which is to be taken for the whole."""
-    names = _split_stems(folder) if (folder / SAVED_SPLITS).is_file() else []
+    names = list(_parts(folder)) if (folder / SAVED_SPLITS).is_file() else []
     if names:
         raise DataError(
             f"{folder}: the splits of this saved data set are {', '.join(names)}, but expected"
@@ -299,8 +350,8 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return _files_of_folder(path)
     if path.is_file():
-        if not path.name.endswith(SUFFIXES):
-            saved = "; of a saved data set, give the folder" if path.suffix == ".arrow" else ""
+        if ending(path) not in SUFFIXES:
+            saved = "; of a saved data set, give the folder" if ending(path) == ".arrow" else ""
             raise DataError(f"{path}: expected a file that ends in one of {', '.join(SUFFIXES)}{saved}")
         return [path]
     files = sorted(path.parent.glob(path.name)) if _SHARD_PATTERN in path.name else []
@@ -324,8 +375,9 @@ def _files_of_folder(folder: Path) -> list[Path]:
             f"{folder}: there is no file of rows ({', '.join(SUFFIXES)}) in this folder, nor a data set that"
             " save_to_disk of the package datasets wrote"
         )
+    _refuse_unread(folder, files)
     _refuse_unclear(folder, files)
-    kinds = {file.suffix for file in files}
+    kinds = set(map(ending, files))
     if len(kinds) > 1:
         raise DataError(
             f"{folder}: this folder holds files of several kinds ({', '.join(sorted(kinds))}), such as"
@@ -355,15 +407,15 @@ def _read_one(file: Path) -> Iterator[Row]:
         with reading(file, "a data set that save_to_disk wrote"):
             saved = datasets.Dataset.load_from_disk(str(file)).with_format("arrow")
             yield from table_rows(saved.iter(BATCH))
-    elif file.name.endswith(".parquet"):
+    elif ending(file) == ".parquet":
         import pyarrow.parquet
 
         with reading(file, "a parquet file"):
             yield from table_rows(pyarrow.parquet.ParquetFile(file).iter_batches(BATCH))
-    elif file.name.endswith((".csv", ".csv.gz")):
+    elif ending(file) in (".csv", ".csv.gz"):
         yield from _csv(file)
     else:
-        rows = _json_list(file) if file.name.endswith((".json", ".json.gz")) else None
+        rows = _json_list(file) if ending(file) in (".json", ".json.gz") else None
         yield from _json_lines(file) if rows is None else rows
 
 
@@ -371,7 +423,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
     for number, line in lines(path):
         row = _parse(line, path, number, "expected one object a line")
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: {OBJECTS_EXPECTED}, but this is {line.strip()[:60]!r}")
+            raise DataError(f"{path}, line {number}: {OBJECTS_EXPECTED}, but this is {describe(row)}")
         yield row
 
 
@@ -384,7 +436,7 @@ def _json_list(path: Path) -> list[Row] | None:
     rows = _parse(text, path, 0, "expected a list of objects")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: {OBJECTS_EXPECTED}, but this is {str(row)[:60]!r}")
+            raise DataError(f"{path}, row {number}: {OBJECTS_EXPECTED}, but this is {describe(row)}")
     checked: list[Row] = rows
     return checked
 
@@ -395,7 +447,8 @@ def _csv(path: Path) -> Iterator[Row]:
     try:
         names = next(reader, [])
         if len(names) == 1 and re.search(r"[;\t]", names[0]):
-            raise DataError(f"{path}, line 1: the separator must be a comma, but the names are {names[0]!r}")
+            found = "a tab" if "\t" in names[0] else "a semicolon"
+            raise DataError(f"{path}, line 1: the separator must be a comma, but {found} is in the line")
         repeated = next((name for name in names if names.count(name) > 1), None)
         if repeated is not None:
             raise DataError(
@@ -485,7 +538,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 
 @contextmanager
 def _open_text(path: Path, newline: str | None = None) -> Iterator[IO[str]]:
-    packing = "gzipped " if path.suffix == ".gz" else ""
+    packing = "gzipped " if path.suffix.lower() == ".gz" else ""
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8-sig", newline=newline)

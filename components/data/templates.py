@@ -76,7 +76,7 @@ class Template:
         if count == 0:
             raise DataError(
                 f"the template '{self.name}' shows posts that begin with lines 'SUBREDDIT: ', 'TITLE: ' and"
-                f" 'POST: ', as those of the source tldr do, and a prompt begins with {prompt[:40]!r}: use a"
+                " 'POST: ', as those of the source tldr do, and a prompt does not: use a"
                 " template with {prompt}"
             )
         return shown

@@ -44,12 +44,11 @@ gxe: Any = import_module("great_expectations.expectations")  # exports its class
 BALANCE = {"min_value": 0.02, "max_value": 0.98}
 MIN_BALANCE_PAIRS = 50
 SHOWN_ROWS = 5
-SHOWN_CHARACTERS = 80
-SHOWN_COLUMNS = ("pair_id", "prompt_id", "client_id", "split", "group", "prompt", "chosen", "rejected")
+SHOWN_COLUMNS = ("pair_id", "prompt_id")
 
 
 class ExpectationsFailed(DataError):
-    """Data do not meet their expectations. The text quotes rows; the outcomes do not."""
+    """Data do not meet their expectations. The text names rows by their ids, and quotes none."""
 
     def __init__(self, text: str, outcomes: Sequence[ExpectationOutcome] = ()) -> None:
         super().__init__(text)
@@ -269,15 +268,10 @@ def _sentences(
         )
     else:
         yield f"{title} fails for the {len(frame)} rows as a whole"
-    hidden = set() if "group" in str(outcome.column) else {"group"}
-    columns = [name for name in SHOWN_COLUMNS if name in frame and name not in hidden]
-    for index in (rows or list(frame.index))[:SHOWN_ROWS]:
-        shown = []
-        for name in columns:
-            text = " ".join(str(frame.at[index, name]).split())
-            cut = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
-            shown.append(f"{name}: {cut!r}")
-        yield "    " + "; ".join(shown)
+    for name in SHOWN_COLUMNS:
+        if name in frame:
+            ids = [str(frame.at[index, name]) for index in (rows or list(frame.index))[:SHOWN_ROWS]]
+            yield f"    {name}: {', '.join(ids)}"
 
 
 class EscapingView(DefaultJinjaPageView):

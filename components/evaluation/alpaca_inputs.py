@@ -11,8 +11,9 @@ from pathlib import Path
 import yaml
 
 from components.config import AlpacaEvalConfig, NameOrFolder, PromptsConfig, TemplateFile, unknown_name
-from components.data.raw import AnyText, RawRow, Text
+from components.data.raw import NeededText, RawRow, Text
 from components.data.records import DataError
+from components.data.same_text import one_prompt
 from components.data.templates import load as load_template
 from components.data.templates import user_message
 
@@ -41,9 +42,9 @@ class ModelOutput(RawRow):
     """An output in AlpacaEval's schema."""
 
     dataset: Text = ""  # source of the prompt
-    instruction: AnyText
-    output: AnyText
-    generator: AnyText  # name of the model
+    instruction: NeededText
+    output: NeededText
+    generator: NeededText  # name of the model
 
 
 def annotator_instructions(
@@ -107,25 +108,26 @@ def find_baseline(
 ) -> list[ModelOutput] | None:
     """The reference's output under each prompt's instruction (`annotator_instructions`); None without one.
 
-    It is found by the instruction, or by the prompt itself. White space around them does not count: five of
-    AlpacaEval's own 805 instructions have some. A prompt that has no output is a DataError.
+    It is found by the instruction, or by the prompt itself, by one_prompt: five of AlpacaEval's own 805
+    instructions have white space around them. A prompt that has no output is a DataError.
     """
     if config.reference_outputs is None:
         return None
-    outputs = {row.instruction.strip(): row for row in read_outputs(Path(config.reference_outputs))}
+    outputs = {one_prompt(row.instruction): row for row in read_outputs(Path(config.reference_outputs))}
     baseline: list[ModelOutput] = []
-    unanswered: list[str] = []
-    for prompt, instruction in zip(prompts, instructions, strict=True):
-        output = outputs.get(instruction.strip()) or outputs.get(prompt.strip())
+    unanswered: list[int] = []
+    for number, (prompt, instruction) in enumerate(zip(prompts, instructions, strict=True), 1):
+        output = outputs.get(one_prompt(instruction)) or outputs.get(one_prompt(prompt))
         if output is None:
-            unanswered.append(prompt)
+            unanswered.append(number)
         else:
             baseline.append(output.model_copy(update={"instruction": instruction}))
     if unanswered:
         raise DataError(
             f"{config.reference_outputs} (evaluation.alpaca_eval.reference_outputs) has no output for"
-            f" {len(unanswered)} of the {len(prompts)} held-out prompts, e.g. {unanswered[0][:80]!r}: provide"
-            " outputs for these prompts, or remove reference_outputs to compare with the base policy."
+            f" {len(unanswered)} of the {len(prompts)} held-out prompts (first: number {unanswered[0]}):"
+            " provide outputs for these prompts, or remove reference_outputs to compare with the base"
+            " policy."
         )
     return baseline
 

@@ -50,6 +50,8 @@ class OwnerConfig(Section):
     """Names of columns in the file, by their names here: {prompt: question}."""
     drop_invalid: float = Field(0.0, ge=0, le=1)
     """Share of the rows that may be dropped because a column is missing, empty or of the wrong type."""
+    messages: Literal["auto", "text", "messages"] = "auto"
+    """How texts that are lists of messages as JSON are read, as data.messages of a recipe."""
     sockets: str = Field(min_length=1)
     """Folder of the socket by which the server reaches this owner."""
     server: int | None = Field(None, ge=0)

@@ -39,6 +39,7 @@ def own_data(home: Path, config: OwnerConfig, data: DataConfig) -> DataConfig:
         "options": {"align_share": 0.0, "judge_clients": 0.0},
         "columns": config.columns,
         "drop_invalid": config.drop_invalid,
+        "messages": config.messages,
     }
     return DataConfig.model_validate(own | {name: getattr(data, name) for name in SHARED})
 

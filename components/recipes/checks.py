@@ -129,6 +129,7 @@ KEYS_OF_ROWS = (
     "unseen_clients",
     "pooled",
     "drop_invalid",
+    "messages",
 )
 """Keys of the section data that say what is done with rows which the run has."""
 

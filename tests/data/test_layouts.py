@@ -11,6 +11,7 @@ from components.data import sources
 from components.data.questions import load_questions
 from components.data.records import DataError
 from components.data.rows import find_splits, normalize_line_ends, read_file
+from components.data.sources.owners import file_source
 from tests.support.hub_data import dialogues
 from tests.support.layouts import LAYOUTS, own_rows, write_shards
 from tests.support.sources import WHOLE, WHOLE_FILE, write_jsonl
@@ -134,6 +135,116 @@ def test_a_file_beside_those_of_the_splits_is_named(tmp_path):
     write_shards(tmp_path, "extra", own_rows(range(10, 20)))
     with pytest.raises(DataError, match=r"extra lies beside train, but is the name of no split"):
         find_splits(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [["a.jsonl", "b.jsonl.zst"], ["a.jsonl", "b.NDJSON"], ["train.csv", "train.tsv"]]
+)
+def test_rows_beside_others_whose_ending_is_not_read_are_named(names, tmp_path):
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(
+        DataError, match=f"{names[1]} has rows that would not be read, since its name ends with"
+    ):
+        read_file(tmp_path)
+    with pytest.raises(DataError, match=f"{names[1]} has rows that would not be read"):
+        [read_file(path) for path in find_splits(tmp_path).values()]
+
+
+TWICE = {
+    "two kinds": ["train.csv", "train.jsonl"],
+    "plain and packed": ["train.jsonl", "train.jsonl.gz"],
+    "shards": ["train-00000-of-00001.jsonl", "train.jsonl"],
+    "a folder": ["train/more.jsonl", "train.jsonl"],
+    "the folder data": ["train.jsonl", "data/train.jsonl"],
+    "two names": ["train.jsonl", "training.jsonl"],
+    "two names of validation": ["valid.jsonl", "dev.jsonl"],
+}
+
+
+@pytest.mark.parametrize("layout", TWICE)
+def test_a_split_that_is_there_twice_is_named(layout, tmp_path):
+    for name in [*TWICE[layout], "test.jsonl"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(
+        DataError, match=r"the split \w+ is there twice, as .* and as .*of which one would be"
+    ):
+        find_splits(tmp_path)
+
+
+def test_a_second_part_of_a_split_with_a_name_of_its_own_is_named(tmp_path):
+    for name in ("train.jsonl", "train.part2.jsonl", "test.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"train\.part2 lies beside train, test, but is the name of no split"):
+        find_splits(tmp_path)
+
+
+HARMLESS = [
+    *[
+        "README.md",
+        "LICENSE",
+        ".gitattributes",
+        "dataset_infos.json",
+        "checksums.sha256",
+        "train.parquet.md5",
+    ],
+    *[
+        "notes.txt",
+        "figure.png",
+        "images.zip",
+        "load.py",
+        "data/README.md",
+        ".cache/huggingface/train.jsonl.zst",
+    ],
+    *["_temporary/train.parquet", ".train.csv.swp", "train.jsonl.bak", "data.parquet.dvc", "images/1.jpg"],
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_files_beside_rows_change_nothing(layout, tmp_path):
+    splits = {"train": own_rows(range(60)), "test": own_rows(range(60, 70))}
+    for folder in ("alone", "beside"):
+        LAYOUTS[layout](tmp_path / folder, splits)
+    for name in HARMLESS:
+        (tmp_path / "beside" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "beside" / name).write_text("x")
+    assert load("parquet", tmp_path / "beside") == load("parquet", tmp_path / "alone")
+    assert file_source(tmp_path / "beside").name == "parquet"
+
+
+def test_endings_in_capitals_are_read(tmp_path):
+    write_shards(tmp_path, "pairs", own_rows(range(60)), count=1)
+    (tmp_path / "pairs-00000-of-00001.parquet").rename(tmp_path / "PAIRS.PARQUET")
+    write_jsonl(tmp_path / "p.JSONL", own_rows(range(60)))
+    assert len(load("jsonl", tmp_path / "p.JSONL").pairs) == 60
+    (tmp_path / "p.JSONL").unlink()
+    assert len(load("parquet", tmp_path).pairs) == 60
+    (tmp_path / "PAIRS.PARQUET").rename(tmp_path / "train.PARQUET")
+    assert list(find_splits(tmp_path)) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [
+        (["pairs_train.jsonl", "pairs_test.jsonl"], True),
+        (["train-1.jsonl", "test-1.jsonl"], True),
+        (["TRAIN.jsonl", "TEST.jsonl"], True),
+        (["train_pairs/a.jsonl", "test_pairs/a.jsonl"], True),
+        (["train-1.jsonl", "train-2.jsonl"], False),
+        (["latest.jsonl", "devices.jsonl"], False),
+        (["train.jsonl", "test.jsonl"], False),
+    ],
+)
+def test_names_that_hold_that_of_a_split_are_a_warning(names, warned, tmp_path):
+    for n, name in enumerate(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_jsonl(tmp_path / name, own_rows(range(30 * n, 30 * n + 30)))
+    found = load("jsonl", tmp_path).warnings
+    assert (
+        any("and their splits are drawn, although a split is in their names" in text for text in found)
+        == warned
+    )
 
 
 def test_a_folder_without_rows_and_one_of_several_kinds_are_named(tmp_path):

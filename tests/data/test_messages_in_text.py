@@ -1,14 +1,16 @@
-"""Messages that a table holds as JSON text are read as messages where messages are, or refused."""
+"""A column is one of messages, which a table may hold as JSON text, or it is one of text."""
 
 import json
+from collections import Counter
 
 import pandas as pd
 import pytest
 
-from components.config import PromptsConfig
+from components.config import PromptsConfig, RecipeError
 from components.data.records import DataError
 from components.data.sources import load, load_prompts
 from components.evaluation.alpaca_inputs import model_outputs
+from components.recipes import load_recipe
 from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
 
 
@@ -49,11 +51,44 @@ def texts(pair):
     return pair.prompt, pair.chosen, pair.rejected
 
 
+PLAIN = {"prompt": "Plain?", "chosen": "Yes!", "rejected": "No!"}
+
+
+def rows_of(count, row):
+    """Rows like this one, with prompts of their own where these are plain text."""
+    return [row | ({"prompt": f"{row['prompt']} {n}"} if row is PLAIN else {}) for n in range(count)]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv"])
-def test_files_of_every_kind_are_read_so_and_the_rows_are_counted(kind, tmp_path):
-    found = read(tmp_path, [ROW, {"prompt": "Plain?", "chosen": "Yes!", "rejected": "No!"}], kind)
-    assert sorted(map(texts, found.pairs)) == [("Hi?", "Yes.", "No."), ("Plain?", "Yes!", "No!")]
-    assert found.warnings == ("rows whose messages are JSON text: 1; they were read as messages.",)
+def test_a_column_of_messages_in_files_of_every_kind_is_read_so_and_counted(kind, tmp_path):
+    found = read(tmp_path, [*rows_of(9, ROW), PLAIN], kind)
+    assert Counter(map(texts, found.pairs)) == {("Hi?", "Yes.", "No."): 9, ("Plain?", "Yes!", "No!"): 1}
+    (warning,) = found.warnings
+    assert "in 9 of 10 rows messages as JSON text were read as messages (columns chosen, prompt," in warning
+
+
+@pytest.mark.parametrize(("mode", "answer"), [("auto", ROW["chosen"]), ("messages", "Yes.")])
+def test_messages_in_a_column_of_text_are_texts_unless_the_recipe_says_otherwise(mode, answer, tmp_path):
+    found = read(tmp_path, [*rows_of(8, PLAIN), ROW, ROW], messages=mode)
+    assert [pair.chosen for pair in found.pairs if pair.chosen != "Yes!"] == [answer] * 2
+    words = "column 'chosen' is read as text, although 2 of its 10 values are messages as JSON text"
+    assert any(words in warning for warning in found.warnings) == (mode == "auto")
+
+
+def test_a_column_of_messages_is_text_where_the_recipe_says_so(tmp_path):
+    found = read(tmp_path, [ROW], messages="text")
+    assert texts(found.pairs[0]) == (ROW["prompt"], ROW["chosen"], ROW["rejected"])
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("kind", [list, json.dumps])
+def test_messages_of_the_system_that_become_text_of_the_user_are_counted(kind, tmp_path):
+    prompts = [
+        [{"role": "system", "content": text}, {"role": "user", "content": "Hi?"}] for text in ("Be kind.", "")
+    ]
+    answers = {name: kind(json.loads(ROW[name])) for name in ("chosen", "rejected")}
+    found = read(tmp_path, [answers | {"prompt": kind(prompt)} for prompt in prompts])
+    assert "in 1 of 2 rows the message of the system was put before the user's" in found.warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +133,10 @@ def test_all_shapes_of_conversations_may_be_text(changed, expected, tmp_path):
         ({"prompt": "[{'role': 'user', 'content': 'Hi?'}]"}, "'prompt' holds messages .*another notation"),
         ({"chosen": "[{'content': 'Hi?', 'role': 'user'}\n {'a': 1}]"}, "'chosen' holds messages"),  # numpy
         ({"rejected": ROW["rejected"][:-1]}, "'rejected' holds messages .*another notation"),
-        ({"chosen": "Yes.", "rejected": "No."}, "'chosen' is text, but another column is a list"),
+        (
+            {"prompt": [{"role": "user", "content": "Hi?"}], "chosen": "Yes.", "rejected": "No."},
+            "'chosen' is text, but",
+        ),
         ({"chosen": told("a Yes.", "u Why?")}, "must be one message of the assistant"),
         ({"rejected": ROW["rejected"][:-5]}, "'rejected' holds messages .*another notation"),
         *[({"chosen": text}, words) for text, words in UNREAD.items()],
@@ -120,8 +158,8 @@ def test_all_shapes_of_conversations_may_be_text(changed, expected, tmp_path):
 def test_what_is_no_conversation_is_refused(changed, words, tmp_path):
     with pytest.raises(DataError, match=rf"p\.jsonl, row 1: .*{words}"):
         read(tmp_path, [ROW | changed])
-    kept = read(tmp_path, [ROW, ROW, ROW | changed], drop_invalid=0.5)
-    assert len(kept.pairs) == 2
+    kept = read(tmp_path, [*rows_of(9, ROW), ROW | changed], drop_invalid=0.5)
+    assert len(kept.pairs) == 9
     assert kept.dropped == {"invalid row": 1}
 
 
@@ -147,25 +185,34 @@ def test_a_question_about_json_is_text(text, tmp_path):
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize(
-    "answer", ['{"role": "user", "content": "hi"}', "[{'role': 'user', 'content': 'hi'}]"]
-)
-def test_an_answer_that_is_json_is_text_where_the_other_is_none(answer, tmp_path):
-    rows = [{"prompt": "As JSON?", "chosen": answer, "rejected": "No."}, {**ROW, "prompt": "Hi?"}]
+OBJECT = '{"role": "assistant", "content": "hi"}'
+
+
+@pytest.mark.parametrize("answer", [OBJECT, "[{'role': 'user', 'content': 'hi'}]", told("a hi")])
+@pytest.mark.parametrize("other", ["No.", None])
+def test_an_answer_that_is_json_is_text_in_a_column_of_text(answer, other, tmp_path):
+    asked = {"prompt": "As JSON?", "chosen": answer, "rejected": other or answer.replace("hi", "bye")}
+    found = read(tmp_path, [*rows_of(9, PLAIN), asked])
+    assert texts(found.pairs[-1]) == tuple(asked.values())
+
+
+def test_objects_of_messages_beside_no_list_are_answers_and_named_where_all_are(tmp_path):
+    rows = [
+        {"prompt": f"Write {n}.", "chosen": OBJECT, "rejected": OBJECT.replace("hi", "bye")} for n in range(4)
+    ]
     found = read(tmp_path, rows)
-    assert texts(found.pairs[0]) == ("As JSON?", answer, "No.")
-    assert found.warnings[1:] == (
-        "rows of which one completion alone is messages as text: 1; it was read as an answer that is JSON.",
-    )
+    assert found.pairs[0].chosen == OBJECT
+    assert ["4 of its 4 values are messages" in warning for warning in found.warnings] == [True, True]
+    assert read(tmp_path, rows[:1]).warnings == ()
 
 
 @pytest.mark.parametrize("source", [None, "py-dpo"])
-def test_messages_in_all_rows_of_one_completion_are_refused(source, tmp_path):
+def test_one_completion_alone_that_is_a_column_of_messages_is_refused(source, tmp_path):
     rows = [{**ROW, "prompt": f"{n}?", "rejected": "No."} for n in range(3)]
-    with pytest.raises(
-        DataError, match="'chosen' holds messages as text in each of the 3 rows, but .*'rejected'"
-    ):
+    words = "'chosen' holds messages as text in 3 of 3 rows, but column 'rejected' does not: .* data.messages"
+    with pytest.raises(DataError, match=words):
         read(tmp_path, rows, source=source)
+    assert read(tmp_path, rows, source=source, messages="text").pairs[0].chosen == ROW["chosen"]
 
 
 @pytest.mark.parametrize(
@@ -183,19 +230,16 @@ def test_sources_of_the_hub_read_them_too(source, tmp_path):
     assert texts(pair) == ("Hi?", "Yes.", "No.")
 
 
-def test_sources_of_text_refuse_them(tmp_path):
-    row = {
-        "lang": "C",
-        "vulnerability": "v",
-        "system": "",
-        "question": told("u Hi?"),
-        "chosen": "a",
-        "rejected": "b",
-    }
-    with pytest.raises(
-        DataError, match="'question' holds messages as JSON text, but plain text is read here"
-    ):
-        read(tmp_path, [row], source="code-vulnerability", partition="iid", clients=1)
+def test_sources_of_text_read_what_looks_like_messages_as_text(tmp_path):
+    row = {"lang": "C", "vulnerability": "v", "system": "", "chosen": "a", "rejected": OBJECT}
+    row["question"] = told("u Hi?")
+    (pair,) = read(tmp_path, [row], source="code-vulnerability", partition="iid", clients=1).pairs
+    assert (pair.prompt, pair.rejected) == (row["question"], OBJECT)
     path = write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": told("u Hi?")}])
-    with pytest.raises(DataError, match="data.test_prompts: .*'prompt' holds messages as JSON text"):
-        load_prompts(PromptsConfig(source="safe-rlhf", path=path), "data.test_prompts", 0)
+    loaded = load_prompts(PromptsConfig(source="safe-rlhf", path=path), "data.test_prompts", 0)
+    assert loaded.prompts == [(told("u Hi?"), [])]
+
+
+def test_how_messages_are_read_is_refused_with_sources_that_have_none():
+    with pytest.raises(RecipeError, match=r"data\.messages is not used with data\.source 'aclsum'.*jsonl"):
+        load_recipe("debug", ["data.messages=text"])

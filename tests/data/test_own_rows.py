@@ -53,7 +53,7 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
             {"prompt": messages("u a"), "chosen": [{"role": "human", "content": "b"}]},
             "write one of these roles",
         ),
-        ({"chosen": [{"from": "gpt", "value": "b"}]}, "with role and content, but has from, value"),
+        ({"chosen": [{"from": "gpt", "value": "b"}]}, "but has no role and no content: write 'from'"),
         ({"chosen": None}, "'chosen' is null, but a list of messages is needed"),
         *(
             ({"chosen": [{"role": "assistant", "content": "b", key: "c"}]}, f"has {key} beside its content")
@@ -153,7 +153,7 @@ def test_csv_gives_the_pairs_of_jsonl(tmp_path):
     [
         ("prompt;chosen;rejected\na;b;c\n", "line 1: the separator must be a comma"),
         (
-            "prompt,chosen,rejected\n\"[{'role': 'user', 'content': 'a'}]\",a,b\n",
+            "prompt,chosen,rejected\n" + ",".join(["\"[{'role': 'user', 'content': 'a'}]\""] * 3),
             "another notation",
         ),
     ],
@@ -199,7 +199,7 @@ def test_the_row_of_a_missing_renamed_column_is_named_where_invalid_rows_are_dro
     found = load(
         own(tmp_path / "p.jsonl", [*rows, GOOD[0]], drop_invalid=0.1, columns={"prompt": "question"}), 0
     )
-    assert "row 10: data.columns: the column 'question' is not known" in found.warnings[0]
+    assert found.warnings[0].endswith("row 10: column 'question' is missing.")
 
 
 def test_empty_texts_are_a_warning_with_their_row_where_none_may_be_dropped(tmp_path):
@@ -217,6 +217,69 @@ def test_owners_that_a_table_holds_as_floats_are_whole_numbers(tmp_path):
     assert {pair.client_id for pair in load(data, 0).pairs} == {"", "0", "1", "2"}
 
 
+@pytest.mark.parametrize("column", ["client_id", "group"])
+def test_whole_numbers_that_floats_do_not_tell_apart_are_refused_with_their_row(tmp_path, column):
+    rows = [row | {column: float(2**53 - 1 - n)} for n, row in enumerate(GOOD)]
+    pairs = load(own(tmp_path / "p.jsonl", rows, test=1e-9, validation=0), 0).pairs
+    assert len({getattr(pair, column) for pair in pairs}) == len(GOOD)
+    words = (
+        rf"row 18: column '{column}' is a number above 2\^53 that is stored as a float.*: write ids as text"
+    )
+    with pytest.raises(DataError, match=words):
+        load(own(tmp_path / "p.jsonl", [*rows, GOOD[0] | {column: 2.0**53}]), 0)
+
+
+SECRET = "My diagnosis"
+SECRETS = [
+    {"chosen": {"text": SECRET}},
+    {"margin": SECRET},
+    {"client_id": f"{SECRET} "},
+    {"domain": [SECRET]},
+    {"split": SECRET},
+    {"chosen": [{"role": SECRET, "content": "x"}], "rejected": []},
+    {"chosen": [{SECRET: "x"}], "rejected": []},
+    {"chosen": [SECRET], "rejected": []},
+    {"prompt": SECRET, "chosen": ""},
+]
+
+
+@pytest.mark.parametrize("changed", SECRETS)
+def test_neither_a_warning_nor_an_error_quotes_a_row(tmp_path, changed):
+    rows = [*GOOD, GOOD[0] | changed]
+    warnings = load(own(tmp_path / "p.jsonl", rows, drop_invalid=0.1), 0).warnings
+    assert "row 18: column '" in warnings[0]
+    assert SECRET not in str(warnings)
+    with pytest.raises(DataError, match="row 18: column '") as error:
+        load(own(tmp_path / "p.jsonl", rows, drop_invalid=0.01), 0)
+    assert SECRET not in str(error.value)
+
+
+def test_a_warning_on_rows_that_lack_a_column_names_none_that_they_have(tmp_path):
+    row = {SECRET: 1, "chosen": "c", "rejected": "r"}
+    (warning,) = load(own(tmp_path / "p.jsonl", [*GOOD, row], drop_invalid=0.1), 0).warnings
+    assert warning.endswith("row 18: column 'prompt' is missing.")
+
+
+@pytest.mark.parametrize("content", [f'"{SECRET}"\n', f'["{SECRET}"]', f"{SECRET};x\n"])
+def test_an_error_of_a_file_does_not_quote_it(tmp_path, content):
+    kind = "csv" if ";" in content else "json"
+    path = tmp_path / f"p.{kind}"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"p\.{kind}, ") as error:
+        load(data_config(source="csv" if kind == "csv" else "jsonl", path=str(path)), 0)
+    assert SECRET not in str(error.value)
+
+
+def test_a_row_of_another_split_than_its_file_is_named(tmp_path):
+    (tmp_path / "pairs").mkdir()
+    write_jsonl(tmp_path / "pairs" / "train.jsonl", [*GOOD, GOOD[0] | {"prompt": SECRET, "split": "test"}])
+    with pytest.raises(
+        DataError, match="row 18: column 'split' is 'test', but the file is of .* train"
+    ) as error:
+        load(data_config(source="jsonl", path=str(tmp_path / "pairs"), options=WHOLE_FILE), 0)
+    assert SECRET not in str(error.value)
+
+
 def test_white_space_around_an_owner_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"row 1: column 'client_id' is 'a ', with white space around it"):
+    with pytest.raises(DataError, match=r"row 1: column 'client_id' has white space around it: remove"):
         one_pair(tmp_path, GOOD[0] | {"client_id": "a "})

@@ -195,7 +195,11 @@ def test_the_judges_rows_are_separate_from_the_clients_of_a_column(tmp_path):
         ({"region": "  "}, {"column": "region"}, r"1 of 60 rows have no value in the column 'region'"),
         ({"region": None}, {"column": "region"}, r"1 of 60 rows have no value in the column 'region'"),
         ({"domain": None}, {"column": "domain"}, r"1 of 60 rows have no value in the column 'domain'"),
-        ({"region": 0.5}, {"column": "region"}, r"p.jsonl, row 1: column 'region' must be text, but is 0.5"),
+        (
+            {"region": 0.5},
+            {"column": "region"},
+            r"p.jsonl, row 1: column 'region' must be text, but is a number",
+        ),
         (
             {},
             {"column": "regoin"},

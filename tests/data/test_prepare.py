@@ -1,8 +1,9 @@
 """Splitting, partition, validation and the prepared folder, end to end on small files."""
 
 import json
+import re
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import pandas as pd
@@ -11,12 +12,19 @@ import pytest
 from components.config import DataConfig
 from components.data import sources
 from components.data.data_report import Limits, read_report
-from components.data.prepare import prepare
-from components.data.records import DataError, Pair, read_clients, read_rows
+from components.data.prepare import assemble, prepare
+from components.data.records import TEXTS, DataError, Pair, read_clients, read_rows
 from components.data.same_text import same_text
-from components.data.splits import assign, grouped, one_spelling
+from components.data.splits import (
+    assign,
+    connected,
+    continuations,
+    conversation_warning,
+    grouped,
+    one_spelling,
+)
 from components.data.validation import validate
-from tests.support.sources import prepared_rows
+from tests.support.sources import data_config, prepared_rows, write_jsonl
 
 
 @pytest.fixture
@@ -134,6 +142,64 @@ def test_groups_that_share_a_prompt_become_the_smallest_of_them_and_others_stay(
     pairs = [Pair(prompt, "yes", "no", group=group) for prompt, group in asked]
     assert [pair.group for pair in grouped(pairs)] == ["t1", "t1", "t1", "t2", "t1", "else"]
     assert [pair.group for pair in grouped(pairs[::-1])] == ["else", "t1", "t2", "t1", "t1", "t1"]
+
+
+def turns_of(name, count=3):
+    """Pairs of one conversation: the prompt of each goes on after that of the one before and its answer."""
+    prompt = f"Where is parcel {name}?"
+    pairs = []
+    for n in range(count):
+        pairs.append(Pair(prompt, f"At stop {n}.", f"Gone, {n}.", split=""))
+        answer = (f"At stop {n}.", f"Gone, {n}.")[n % 2]
+        begin = prompt if n else f"Human: {prompt}"
+        prompt = f"{begin}\n\nAssistant: {answer}\n\nHuman: And {n}?"
+    return pairs
+
+
+def test_turns_of_one_conversation_are_one_group_named_by_the_smallest_prompt():
+    pairs = [pair for name in "abcd" for pair in turns_of(name)]
+    links = continuations(pairs)
+    assert connected(pairs, links) == [n for n in range(4) for _ in range(3)]
+    groups = [pair.group for pair in grouped(pairs, links)]
+    assert groups == [min(pair.prompt for pair in pairs[n // 3 * 3 : n // 3 * 3 + 3]) for n in range(12)]
+    assert conversation_warning(pairs, links) == ""
+
+
+def test_conversations_that_only_begin_alike_or_quote_an_answer_are_not_connected():
+    first = Pair("Hi?", "Hello.", "Go.")
+    others = [
+        "Human: Hi?\n\nAssistant: What?\n\nHuman: So?",
+        "Hi?\nHello.\nSo?",
+        "Human: Hi? Hello.\n\nAssistant: a",
+    ]
+    assert not continuations([first, *(Pair(text, "a", "b") for text in others)])
+
+
+def test_conversations_that_would_connect_most_pairs_are_a_warning_with_their_number():
+    greeted = [Pair(f"Human: Hi?\n\nAssistant: Hello.\n\nHuman: Question {n}?", "a", "b") for n in range(9)]
+    pairs = [Pair("Hi?", "Hello.", "Go."), *greeted]
+    links = continuations(pairs)
+    assert len(set(connected(pairs, links))) == 10
+    assert conversation_warning(pairs, links).startswith(
+        "9 of 10 pairs go on with the conversation of another pair"
+    )
+
+
+def test_an_answer_of_the_test_split_stands_in_no_prompt_of_another_split(tmp_path):
+    rows = [asdict(pair) | {"client_id": f"o{n % 6}"} for n in range(60) for pair in turns_of(n)]
+    path = write_jsonl(
+        tmp_path / "p.jsonl", [{name: row[name] for name in ("client_id", *TEXTS)} for row in rows]
+    )
+    found = assemble(data_config(source="jsonl", path=path), 0)
+    frames = [found.tables[name] for name in ("pairs", "prompts")]
+    splits = {
+        text: split for frame in frames for text, split in zip(frame["prompt"], frame["split"], strict=True)
+    }
+    by_conversation = defaultdict(set)
+    for text, split in splits.items():
+        by_conversation[re.search(r"parcel (\d+)", text)[1]].add(split)
+    assert {"train", "test", "align"} <= set.union(*by_conversation.values())
+    assert all(len(own) == 1 for own in by_conversation.values())
 
 
 def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path):
@@ -475,14 +541,12 @@ def test_an_answer_that_always_wins_is_refused():
         check(good().assign(chosen="A", rejected="B"))
 
 
-def test_a_failure_shows_five_shortened_rows_and_prints_nothing(capfd):
+def test_a_failure_names_five_rows_without_their_texts_and_prints_nothing(capfd):
     with pytest.raises(DataError) as error:
         check(changed("chosen", slice(0, 9), "word " * 60))
-    lines = str(error.value).splitlines()
-    assert sum(line.startswith("    ") for line in lines) == 5
-    assert "word word" in lines[2]
-    assert "…" in lines[2]
-    assert "word " * 20 not in lines[2]
+    (ids,) = [line for line in str(error.value).splitlines() if line.startswith("    pair_id: ")]
+    assert len(ids.split(", ")) == 5
+    assert "word" not in str(error.value)
     assert capfd.readouterr() == ("", "")  # no progress bars, no log lines
 
 

@@ -28,8 +28,18 @@ def test_repeats_and_contradictions_of_one_owner_are_counted():
 
 
 def test_a_pair_that_prefers_a_spelling_is_no_repeat_of_its_contradiction():
-    counts = count_repeats(frame(("a", "p", "Yes.", "yes."), ("a", "P", "yes.", "Yes.")))
+    counts = count_repeats(frame(("a", "p", "Yes.", "yes."), ("a", "p ", "yes.", "Yes.")))
     assert counts == RepeatCounts(contradictory=2)
+
+
+def test_texts_that_differ_in_case_indentation_or_exponents_repeat_and_contradict_nothing():
+    others = [
+        ("2^5 = 2⁵", "25", "2⁵"),
+        ("2^5 = 25", "2⁵", "25"),
+        ("x", "a\n b", "a\nb"),
+        ("X", "a\nb", "a\n b"),
+    ]
+    assert count_repeats(frame(*(("a", *texts) for texts in others))) == RepeatCounts()
 
 
 def test_each_count_is_a_sentence_and_a_metric_where_there_are_some(tmp_path):

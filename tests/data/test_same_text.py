@@ -8,9 +8,11 @@ import pytest
 from components.data.data_report import read_report
 from components.data.prepare import prepare
 from components.data.prompts import server_prompts
-from components.data.records import Prompt, prompts_frame
+from components.data.questions import read_questions
+from components.data.records import Pair, Prompt, unique_prompts
 from components.data.same_text import same_text
 from components.data.sources import load
+from components.data.splits import Shares, hold_out, in_splits
 from components.versions import SAME_TEXT
 from tests.support.sources import WHOLE_FILE, data_config, prepared_rows, write_jsonl
 
@@ -32,7 +34,7 @@ FORMS = {
 }
 OTHERS = [
     *[("café", "cafe"), ("a b", "ab"), ("5 m", "5 n"), ("क्ष", "कष")],
-    *[("x² + 1", "x2 + 1"), ("H₂O", "H2O"), ("2½", "21/2")],
+    *[("x² + 1", "x2 + 1"), ("H₂O", "H2O"), ("2½", "21/2"), ("①", "1"), ("Ⓐ", "A")],
     ("\U0001f3f4\U000e0067\U000e0062\U000e007f", "\U0001f3f4\U000e0066\U000e0072\U000e007f"),  # two flags
 ]
 
@@ -47,8 +49,51 @@ def test_other_texts_have_others(one, other):
     assert same_text(one) != same_text(other)
 
 
-def test_hidden_characters_of_ascii_do_not_count():
-    assert same_text("ab\0") == same_text("ab")
+@pytest.mark.parametrize("end", ["", "é"])
+def test_hidden_characters_count_in_no_text(end):
+    assert same_text(f"a\x07b\0{end}") == same_text(f"ab{end}")
+
+
+def test_a_key_is_computed_once_for_a_text():
+    same_text.cache_clear()
+    pairs = [Pair(f"Où {n} ?", "Là.", "Non.") for n in range(5)] * 2
+    hold_out(in_splits({"train": pairs}, data_config(), 0)[0], "own", Shares(0.0, 0.0), 0, {})
+    assert same_text.cache_info().misses == 5
+
+
+CODE = "x = 0\nfor i in range(3):\n    x += 1\n    print(x)"
+PROMPTS = {CODE: "1 2 3", CODE.replace("    print", "print"): "3", "Is it Aa?": "No.", "Is it AA?": "Yes."}
+
+
+def test_prompts_of_one_split_stay_prompts_of_their_own_with_their_own_answers(tmp_path):
+    texts = {f"{text} ({n})": answer for n in range(4) for text, answer in PROMPTS.items()}
+    data = [
+        {
+            "prompt": text,
+            "chosen": answer,
+            "rejected": "?",
+            "client_id": "ab"[n % 2],
+            "split": ("train", "test")[n // 4 % 2],
+        }
+        for n, (text, answer) in enumerate(texts.items())
+    ]
+    spelled = {**data[4], "prompt": data[4]["prompt"] + "\n", "chosen": "another"}
+    path = write_jsonl(tmp_path / "p.jsonl", [*data, spelled])
+    found = load(data_config(source="jsonl", path=path, options=WHOLE_FILE), 0)
+    expected = {row["prompt"]: [row["chosen"]] for row in data if row["split"] == "test"}
+    expected[data[4]["prompt"]].append("another")
+    assert {row.prompt: row.references for row in found.prompts} == expected
+    assert found.dropped == {"prompt of the server in another spelling, which is merged": 1}
+
+
+def test_questions_that_differ_in_indentation_are_both_asked():
+    rows = [
+        {"id": str(n), "context": text, "options": ["1", "2"], "answer": "A"}
+        for n, text in enumerate([*PROMPTS, f" {CODE}\n"])
+    ]
+    questions, dropped = read_questions("chitchat", rows, "here")
+    assert [question.id for question in questions] == ["0", "1", "2", "3"]
+    assert dropped == {"question that came before": 1}
 
 
 def test_spellings_of_a_group_are_one_group(tmp_path):
@@ -117,9 +162,10 @@ def test_other_prompts_for_the_server_leave_out_every_form_of_a_trained_one(tmp_
     assert sum(summaries["test"].left_out.values()) == 3
 
 
-def test_the_server_has_one_form_of_a_prompt():
-    prompts = [Prompt(form, [], "test") for form in FORMS.values()]
-    assert list(prompts_frame(prompts, "own")["prompt"]) == [QUESTION]
+def test_the_server_has_one_form_of_a_prompt_with_the_answers_to_all():
+    forms = [QUESTION, FORMS["decomposed"], f"{QUESTION}\n", QUESTION]
+    prompts = [Prompt(form, [str(n)], "test") for n, form in enumerate(forms)]
+    assert unique_prompts(prompts) == ([Prompt(QUESTION, ["0", "1", "2"], "test")], 2)
 
 
 def test_an_owner_in_two_forms_is_one_owner_and_names_that_look_alike_are_named(tmp_path):

@@ -10,6 +10,7 @@ from components.data.records import (
     prompts_frame,
     read_pairs,
     read_prompts,
+    unique_prompts,
     write_table,
 )
 
@@ -36,7 +37,7 @@ def test_an_id_is_a_hash_of_what_identifies_the_pair_and_repetitions_are_numbere
 
 def test_of_equal_prompts_the_first_is_in_the_table():
     prompts = [Prompt("p", ["a"], "align"), Prompt("q", [], "test"), Prompt("p", ["b"], "test")]
-    frame = prompts_frame(prompts, "mine")
+    frame = prompts_frame(unique_prompts(prompts)[0], "mine")
     assert list(frame) == ["prompt_id", "prompt", "references", "split"]
     assert [list(texts) for texts in frame["references"]] == [["a"], []]
     assert list(frame["split"]) == ["align", "test"]

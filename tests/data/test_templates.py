@@ -37,7 +37,9 @@ def test_a_post_has_figure_fours_headings_for_selectors_and_other_prompts_are_re
     headed = "### SUBREDDIT: r/tales\n### TITLE: \n### POST: It rained.\n\nTITLE: no title."
     assert template.show_prompt(FORUM_POST) == headed
     assert templates.load("summarization/selector", "selector").show_prompt(FORUM_POST) == FORUM_POST
-    with pytest.raises(DataError, match=r"'summarization/selector_post' shows posts .* begins with 'Why is"):
+    with pytest.raises(
+        DataError, match=r"'summarization/selector_post' shows posts .* and a prompt does not"
+    ):
         template.show_prompt("Why is the sky blue?")
     with pytest.raises(DataError, match=r"placeholder \{headed_post\} is not known in a policy template"):
         templates.parse("{headed_post}", "t", "policy", "t.txt")

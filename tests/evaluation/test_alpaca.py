@@ -276,7 +276,7 @@ def test_held_out_prompts_need_outputs_of_the_reference_if_there_is_one(tmp_path
     settings = config(reference_outputs=str(write_rows(tmp_path / "r.json", THEIRS)))
     assert find_baseline(settings, PROMPTS[5:9], PROMPTS[5:9]) == THEIRS[5:9]
     prompts = ["other", PROMPTS[0], "another"]
-    with pytest.raises(DataError, match=r"no output for 2 of the 3 held-out prompts, e.g. 'other'"):
+    with pytest.raises(DataError, match=r"no output for 2 of the 3 held-out prompts \(first: number 1\):"):
         find_baseline(settings, prompts, prompts)
     assert find_baseline(config(), ["other"], ["other"]) is None
 
@@ -322,7 +322,7 @@ def test_a_reference_may_hold_the_complete_instruction_or_the_prompt_alone(tmp_p
     baseline = find_baseline(settings, PROMPTS[:3], instructions[:3])
     assert [row.output for row in baseline] == ["a", "b", "c"]
     assert [row.instruction for row in baseline] == instructions[:3]
-    with pytest.raises(DataError, match="no output for 1 of the 2 held-out prompts, e.g. 'question 3'"):
+    with pytest.raises(DataError, match=r"no output for 1 of the 2 held-out prompts \(first: number 2\):"):
         find_baseline(settings, PROMPTS[2:4], instructions[2:4])
 
 

@@ -28,7 +28,7 @@ from components.data.questions.question_set import QUESTION_SETS, QuestionSet, S
 from components.data.questions.question_set import Question as Question  # exported
 from components.data.records import DataError
 from components.data.rows import SUFFIXES, RawRows, find_file, from_hub, is_saved
-from components.data.same_text import same_text
+from components.data.same_text import one_prompt
 from components.seeding import derive, generator
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ def read_questions(
         except SkippedRow as reason:
             dropped[str(reason)] += 1
             continue
-        options = frozenset(same_text(option) for _, option in question.options)
-        key = (same_text(question.context), same_text(question.question), options)
+        options = frozenset(one_prompt(option) for _, option in question.options)
+        key = (one_prompt(question.context), one_prompt(question.question), options)
         if question.id in questions:
             dropped["duplicate id"] += 1
         elif key in known:

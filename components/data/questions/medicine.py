@@ -145,7 +145,7 @@ def keyed_by_article(file: Path) -> tuple[list[Row], dict[str, int]]:
     for number, (article, columns) in enumerate(articles, 1):
         where = f"{file}, row {number} ('{article}')"
         if not isinstance(columns, tuple):
-            raise DataError(f"{where}: {OBJECTS_EXPECTED}, but this is {str(columns)[:60]!r}")
+            raise DataError(f"{where}: {OBJECTS_EXPECTED}, but this is {describe(columns)}")
         values = ArticleRow.read_one(dict(columns), where).model_dump()
         rows.append({"pubid": article, "context": {"contexts": values.pop("contexts")}} | values)
     return rows, {}

@@ -12,18 +12,19 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, field_validator
 
 from components.config import DataConfig
-from components.data.conversations import ConversationRow, noted, noted_warnings
+from components.data.conversations import ConversationRow, message_columns
 from components.data.raw import BareText, Label, RawRow, Text, collect, column_names, one_of
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.source import PairSource
-from components.data.splits import hold_out, in_splits
+from components.data.splits import continuations, conversation_warning, hold_out, in_splits
 
 TURN = "\n\nAssistant:"
 USER_TURN = "\n\nHuman:"
@@ -67,13 +68,23 @@ class HubPairs(PairSource):
         """
         by_split: dict[str, list[Pair]] = {}
         dropped: Counter[str] = Counter()
-        told: Counter[str] = Counter()
+        warnings: list[str] = []
         for split, (rows, where) in self.raw_splits(data).items():
-            by_split[split], counts = self.make_pairs(noted(rows, told, where), where)
+            read: Iterable[Mapping[str, Any]] = rows
+            if self.reads_messages:
+                raw_rows = list(rows)
+                messages = message_columns(raw_rows, where, data.messages)
+                lists = [messages.lists(row, f"{where}, row {n}") for n, row in enumerate(raw_rows, 1)]
+                warnings += messages.warnings(list(zip(raw_rows, lists, strict=True)))
+                read = lists
+            by_split[split], counts = self.make_pairs(read, where)
             dropped += counts
-        pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed)
+        everything = list(chain.from_iterable(by_split.values()))
+        links = continuations(everything)
+        warnings += filter(None, [conversation_warning(everything, links)])
+        pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed, links)
         held = hold_out(pairs, self.name, self.shares, seed, +dropped)
-        return replace(held, warnings=tuple(noted_warnings(told)))
+        return replace(held, warnings=tuple(warnings))
 
     def make_pairs(self, rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[Pair], Counter[str]]:
         """Make pairs of raw rows, without white space around their texts.
@@ -129,6 +140,8 @@ class PyDpo(HubPairs):
     It has one split of 9.47 thousand rows; FedPDPO's 8,966 and 500 are a data.test of 0.053.
     """
 
+    reads_messages: ClassVar[bool] = True
+
     name = "py-dpo"
     hub = "jondurbin/py-dpo-v0.1"
 
@@ -148,6 +161,8 @@ class Imdb(HubPairs):
     The hub's two splits have 9,000 and 1,000 rows. Beginnings are short, so the same one may be in
     both: those training rows are dropped and counted. Their number was not measured.
     """
+
+    reads_messages: ClassVar[bool] = True
 
     name = "imdb"
     hub = "yuasosnin/imdb-dpo"
@@ -256,6 +271,8 @@ class UltraFeedback(HubPairs):
     split of 895 rows stays the test split; FedPDPO tests on as many pairs. Of the 17.1 thousand
     training rows FedPDPO takes 12,000, without saying which.
     """
+
+    reads_messages: ClassVar[bool] = True
 
     name = "ultrafeedback"
     hub = "kaitchup/UltraFeedback-prompt-chosen-rejected"

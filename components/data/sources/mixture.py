@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, ClassVar, Self
@@ -103,6 +103,7 @@ class Mixture(Source):
 
     columns: ClassVar[tuple[str, ...]] = FileSource.columns
     not_judgements: ClassVar[str] = ""  # those of its parts
+    reads_messages: ClassVar[bool] = True
 
     sources: list[PartConfig] = Field(min_length=2, description="The sources, each a client.")
 
@@ -170,7 +171,10 @@ class Mixture(Source):
         tables: list[list[Pair]] = []
         for part in self.sources:
             source = loaded[part.client]
-            tables += [[_part_pair(pair, part) for pair in pairs] for pairs in (source.pairs, source.judge)]
+            own = _own_groups([*source.pairs, *source.judge])
+            tables += [
+                [_part_pair(pair, part, own) for pair in pairs] for pairs in (source.pairs, source.judge)
+            ]
         with_group = iter(with_groups(*tables))
         for part in self.sources:
             pairs, judge = (
@@ -211,13 +215,17 @@ def _limit(pairs: list[Pair], limits: int | SplitLimits | None, seed: int) -> li
     return kept
 
 
-def _part_pair(pair: Pair, part: PartConfig) -> Pair:
-    """A pair of a source, with a group only if it is not the prompt in some spelling."""
-    own_group = pair.group and same_text(pair.group) != same_text(pair.prompt)
+def _own_groups(pairs: Iterable[Pair]) -> set[str]:
+    """The groups of a source that are not the prompt of their pairs in some spelling."""
+    return {pair.group for pair in pairs if pair.group and same_text(pair.group) != same_text(pair.prompt)}
+
+
+def _part_pair(pair: Pair, part: PartConfig, own_groups: Collection[str]) -> Pair:
+    """A pair of a source, with a group only if it is one of the source's own."""
     return replace(
         pair,
         source=pair.source or part.source,
-        group=f"{part.client}/{pair.group}" if own_group else None,
+        group=f"{part.client}/{pair.group}" if pair.group in own_groups else None,
         domain=pair.domain or part.client,
     )
 
@@ -244,14 +252,13 @@ def _consistent(
 
 
 def _merge_prompts(prompts: Iterable[Prompt], splits: Mapping[str, str]) -> list[Prompt]:
-    """The server's prompts, each once with the references of all sources.
+    """The server's prompts, each text once with the references of all sources.
 
     Prompts to align on that a client or the judge has are left out.
     """
     merged: dict[str, Prompt] = {}
     for row in prompts:
-        key = same_text(row.prompt)
-        if row.split == "test" or key not in splits:
-            known = merged.setdefault(key, Prompt(row.prompt, [], row.split)).references
+        if row.split == "test" or same_text(row.prompt) not in splits:
+            known = merged.setdefault(row.prompt, Prompt(row.prompt, [], row.split)).references
             known += [text for text in row.references if text not in known]
     return list(merged.values())

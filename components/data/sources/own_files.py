@@ -13,27 +13,44 @@ train-00000-of-00002.parquet, these are the splits.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, create_model
 
 from components.config import DataConfig, unknown_name
-from components.data.conversations import ConversationRow, noted, noted_warnings
-from components.data.raw import AS_TEXT, AnyText, Key, Label, if_null
+from components.data.conversations import ConversationRow, message_columns
+from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import TEXTS, DataError, Pair, SourceData
-from components.data.rows import file_kinds, find_splits, read_file
+from components.data.rows import file_kinds, find_splits, read_file, split_name_warning
 from components.data.sources.source import AlignShare, Source
-from components.data.splits import Shares, connection_warning, grouped, hold_out, in_splits, with_splits
+from components.data.splits import (
+    Shares,
+    connection_warning,
+    continuations,
+    conversation_warning,
+    grouped,
+    hold_out,
+    in_splits,
+    with_splits,
+)
+
+EXACT = 2**53
+"""From here on, neighbouring whole numbers are one float."""
 
 
 def _whole_number(value: Any) -> Any:
     """A whole number that a table holds as a float, since other rows of its column have none."""
-    if isinstance(value, float):
-        return None if math.isnan(value) else int(value) if value.is_integer() else value
-    return value
+    if not isinstance(value, float):
+        return value
+    if math.isfinite(value) and abs(value) >= EXACT:
+        raise ValueError(
+            "is a number above 2^53 that is stored as a float, which is the same for several whole numbers:"
+            " write ids as text, or as whole numbers"
+        )
+    return None if math.isnan(value) else int(value) if value.is_integer() else value
 
 
 OwnLabel = Annotated[Label, AS_TEXT, BeforeValidator(_whole_number)]
@@ -45,12 +62,12 @@ class OwnRow(ConversationRow):
 
     may_be_renamed: ClassVar[bool] = True
 
-    prompt: AnyText
-    chosen: AnyText
-    rejected: AnyText
+    prompt: NeededText
+    chosen: NeededText
+    rejected: NeededText
     client_id: OwnLabel = ""
     domain: OwnLabel = ""
-    group: Annotated[Key, AS_TEXT] = ""
+    group: Annotated[Key, AS_TEXT, BeforeValidator(_whole_number)] = ""
     split: Annotated[Literal["", "train", "validation", "test"], if_null("")] = ""
     margin: float | None = None
 
@@ -71,10 +88,19 @@ class CsvRow(OwnRow):
     margin: Annotated[float | None, BeforeValidator(_number)] = None
 
 
+class FileRows(NamedTuple):
+    """What was read of a file or a folder."""
+
+    pairs: list[Pair]
+    invalid: dict[str, str]  # by place, why a row does not fit the model, or which of its texts is empty
+    warnings: list[str]  # sentences on how its columns were read
+
+
 class FileSource(Source):
     """Options of the sources jsonl, parquet and csv."""
 
     columns: ClassVar[tuple[str, ...]] = tuple(OwnRow.model_fields)
+    reads_messages: ClassVar[bool] = True
     is_local: ClassVar[bool] = True
     not_judgements: ClassVar[str] = ""
     name: ClassVar[str]  # name of the source
@@ -101,24 +127,31 @@ class FileSource(Source):
         Raises:
             DataError: see read_pairs; or a prompt connects so many groups that a split is empty.
         """
-        told: Counter[str] = Counter()
-        by_split, invalid = self.read(data, told=told)
+        read = self.read(data)
+        by_split = {split: rows.pairs for split, rows in read.items()}
+        invalid = {place: why for rows in read.values() for place, why in rows.invalid.items()}
+        warnings = [warning for rows in read.values() for warning in rows.warnings]
+        everything = [pair for rows in read.values() for pair in rows.pairs]
+        names = split_name_warning(Path(str(data.path))) if "" in read else ""
+        links = continuations(everything)
+        warnings += filter(None, [names, conversation_warning(everything, links)])
         whole = by_split.pop("", None)
         if whole is None:
             if "train" not in by_split:
                 raise DataError(f"{data.path}: there is no split train in this folder: bring its pairs too")
-            warning = connection_warning(by_split["train"])
-            pairs, duplicates = in_splits(by_split, data, seed)
+            warning = connection_warning(by_split["train"], links)
+            pairs, duplicates = in_splits(by_split, data, seed, links)
         else:
-            warning = connection_warning(whole)
-            pairs, duplicates = with_splits(grouped(whole), data.validation, data.test, seed), 0
+            warning = connection_warning(whole, links)
+            pairs, duplicates = with_splits(grouped(whole, links), data.validation, data.test, seed), 0
         left_out = len(invalid) if data.drop_invalid else 0
         counts = {"prompt also in a held-out split": duplicates, "invalid row": left_out}
         dropped = {reason: count for reason, count in counts.items() if count}
         what = "left out" if left_out else "kept, and data.drop_invalid leaves them out"
-        warnings = noted_warnings(told)
         if invalid:
-            warnings.append(f"invalid rows: {len(invalid)} ({what}), the first: {invalid[0]}.")
+            place, why = next(iter(invalid.items()))
+            first = f"{place}: {why.partition(';')[0]}"  # without names of columns that are there
+            warnings.append(f"invalid rows: {len(invalid)} ({what}), the first: {first}.")
         try:
             held = hold_out(pairs, self.name, Shares(self.align_share, self.judge_clients), seed, dropped)
         except DataError:
@@ -132,23 +165,19 @@ class FileSource(Source):
         assert held is not None
         return replace(held, warnings=tuple(warnings))
 
-    def read(
-        self, data: DataConfig, limit: int | None = None, told: Counter[str] | None = None
-    ) -> tuple[dict[str, list[Pair]], list[str]]:
-        """Read pairs by split, and a sentence for each invalid row that is left out.
+    def read(self, data: DataConfig, limit: int | None = None) -> dict[str, FileRows]:
+        """Read pairs by split; '' where the files have no names of splits.
 
         Args:
             data: the recipe's section.
             limit: maximum number of rows of each split; None reads all.
-            told: see read_pairs.
 
         Raises:
             DataError: see read_pairs.
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
-        by_split: dict[str, list[Pair]] = {}
-        invalid: list[str] = []
+        by_split: dict[str, FileRows] = {}
         for split, path in find_splits(Path(data.path)).items():
             others = file_kinds(path) - set(self.suffixes)
             if others:
@@ -158,16 +187,8 @@ class FileSource(Source):
                     f" are {' and '.join(sorted(others))}: for another kind, choose another data.source"
                     f" ({kinds})"
                 )
-            by_split[split], refused = read_pairs(path, data, self.row, limit, told)
-            for pair in by_split[split]:
-                if split and pair.split not in ("", split):
-                    raise DataError(
-                        f"{path}: column 'split' is '{pair.split}' in the pair of the prompt"
-                        f" {pair.prompt[:40]!r}, but the file is of the split {split}: correct the column, or"
-                        " leave it out"
-                    )
-            invalid += refused
-        return by_split, invalid
+            by_split[split] = read_pairs(path, data, self.row, limit, split)
+        return by_split
 
 
 class JsonlFile(FileSource):
@@ -193,25 +214,17 @@ class CsvFile(FileSource):
 
 
 def read_pairs(
-    path: Path,
-    data: DataConfig,
-    row: type[OwnRow] = OwnRow,
-    limit: int | None = None,
-    told: Counter[str] | None = None,
-) -> tuple[list[Pair], list[str]]:
+    path: Path, data: DataConfig, row: type[OwnRow] = OwnRow, limit: int | None = None, split: str = ""
+) -> FileRows:
     """Read and check the pairs of a file or folder; columns without a meaning are ignored.
 
     Args:
         path: see rows.read_file.
         data: the recipe's section. If data.column is none of OwnRow's texts, its value is the pair's
-            `column`.
+            `column`. If data.drop_invalid is 0, pairs with empty texts are among the pairs.
         row: model of the rows.
         limit: maximum number of rows that are read; None reads all.
-        told: counts the rows whose messages are JSON texts, see conversations.noted.
-
-    Returns:
-        the pairs, and a sentence for each invalid row, which does not fit the model or has an empty text.
-        If data.drop_invalid is 0, pairs with empty texts are among the pairs.
+        split: of the file, if its name is that of one.
 
     Raises:
         DataError: the file is missing or is not of its kind, or the share of the invalid rows is above
@@ -220,31 +233,46 @@ def read_pairs(
     if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
         row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
     raw_rows = read_file(path, limit)
+    messages = message_columns(raw_rows, str(path), data.messages, data.columns)
     pairs: list[Pair] = []
-    invalid: list[str] = []
-    told = Counter() if told is None else told
-    for number, raw in enumerate(noted(raw_rows, told, str(path), data.columns), 1):
+    invalid: dict[str, str] = {}
+    read: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    for number, raw in enumerate(raw_rows, 1):
         where = f"{path}, row {number}"
         try:
-            missing = next((own for own in data.columns.values() if own not in raw), None)
-            if missing is not None:
-                raise DataError(f"{where}: {unknown_name('data.columns: the column', missing, raw)}")
-            read = row.read_one(raw | {name: raw[own] for name, own in data.columns.items()}, where)
-            pair = Pair(**read.model_dump() | {"group": read.group or None})
+            lists = messages.lists(raw, where)
+            pair = _read_pair(lists, row, data, where, split)
         except DataError as error:
             if not data.drop_invalid:
                 raise
-            invalid.append(str(error))
+            invalid[where] = str(error).removeprefix(f"{where}: ")
             continue
         empty = next((column for column in TEXTS if not getattr(pair, column).strip()), None)
         if empty:
-            invalid.append(f"{where}: column '{empty}' is empty")
+            invalid[where] = f"column '{empty}' is empty"
         if not (empty and data.drop_invalid):
             pairs.append(pair)
+            read.append((raw, lists))
     allowed = data.drop_invalid * len(raw_rows)
     if data.drop_invalid and limit is None and (not pairs or len(invalid) > allowed):
+        place, why = next(iter(invalid.items()))
         raise DataError(
             f"{path}: {len(invalid)} of {len(raw_rows)} rows are invalid, more than data.drop_invalid"
-            f" ({data.drop_invalid:g} of the rows) allows; the first: {invalid[0]}"
+            f" ({data.drop_invalid:g} of the rows) allows; the first: {place}: {why}"
         )
-    return pairs, invalid
+    return FileRows(pairs, invalid, messages.warnings(read))
+
+
+def _read_pair(raw: Mapping[str, Any], row: type[OwnRow], data: DataConfig, where: str, split: str) -> Pair:
+    missing = next((own for own in data.columns.values() if own not in raw), None)
+    if missing is not None:
+        hint = unknown_name("data.columns: the column", missing, raw)
+        raise DataError(f"{where}: column '{missing}' is missing; {hint}")
+    values = row.read_one({**raw, **{name: raw[own] for name, own in data.columns.items()}}, where)
+    pair = Pair(**values.model_dump() | {"group": values.group or None})
+    if split and pair.split not in ("", split):
+        raise DataError(
+            f"{where}: column 'split' is '{pair.split}', but the file is of the split {split}: correct the"
+            " column, or leave it out"
+        )
+    return pair

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from components.config import DataConfig, InputFile, Recipe
 from components.config.name_checks import PlainName
 from components.data.records import DataError, Pair, SourceData
+from components.data.rows import ending, file_kinds, find_splits
 from components.data.sources.own_files import CsvFile, FileSource, JsonlFile, ParquetFile
 from components.data.sources.source import Source
 from components.data.splits import JUDGE
@@ -50,11 +51,12 @@ class Owners(Source):
             return SourceData([], [], [])
         own = DataConfig(source=file_source(Path(self.judge)).name, path=self.judge)
         assert isinstance(own.options, FileSource)
-        by_split, _ = own.options.read(own)
         pairs: list[Pair] = []
-        for split, rows in by_split.items():
-            pairs += [replace(row, client_id=JUDGE, split=row.split or split) for row in rows]
-        return SourceData([], [], pairs)
+        warnings: list[str] = []
+        for split, rows in own.options.read(own).items():
+            pairs += [replace(row, client_id=JUDGE, split=row.split or split) for row in rows.pairs]
+            warnings += rows.warnings
+        return SourceData([], [], pairs, warnings=tuple(warnings))
 
 
 def has_owners(recipe: Recipe) -> bool:
@@ -74,9 +76,10 @@ def file_source(path: Path) -> type[FileSource]:
     Raises:
         DataError: none reads it.
     """
-    names = [path.name] if not path.is_dir() else [file.name for file in path.rglob("*") if file.is_file()]
+    parts = find_splits(path).values() if path.is_dir() else ()
+    kinds = set[str]().union(*map(file_kinds, parts)) if path.is_dir() else {ending(path)}
     for source in FILES:
-        if any(name.endswith(source.suffixes) for name in names):
+        if kinds & {*source.suffixes}:
             return source
     endings = ", ".join(suffix for source in FILES for suffix in source.suffixes)
     raise DataError(f"{path} is no file of pairs, whose name ends with one of {endings}")

@@ -21,7 +21,7 @@ from components.config import NameOrFolder, PromptsConfig
 from components.data.raw import BareText, RawRow, Text
 from components.data.records import PromptData
 from components.data.rows import find_file, from_file, from_hub, from_hub_file
-from components.data.same_text import same_text
+from components.data.same_text import one_prompt
 from components.data.sources.source import PromptSource, distinct
 
 ALPACA_EVAL = "tatsu-lab/alpaca_eval"
@@ -82,7 +82,7 @@ class SafeRlhfPrompts(PromptSource):
     def load(self, prompts: PromptsConfig, seed: int) -> PromptData:
         """Load the distinct prompts, without references, in the order of their first rows.
 
-        Two prompts are the same if same_text says so. A local file (path) needs the
+        Two texts are the same prompt if one_prompt says so. A local file (path) needs the
         column prompt.
         """
         path = Path(prompts.path) if prompts.path else None
@@ -92,6 +92,6 @@ class SafeRlhfPrompts(PromptSource):
             else from_hub(os.fspath(self.dataset), split="train", revision=prompts.revision)
         )
         rows, dropped = distinct(
-            SafeRlhfRow.read(*raw), lambda row: same_text(row.prompt), "prompt", raw.where
+            SafeRlhfRow.read(*raw), lambda row: one_prompt(row.prompt), "prompt", raw.where
         )
         return PromptData([(row.prompt, []) for row in rows], dropped=dropped)

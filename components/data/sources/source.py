@@ -47,6 +47,9 @@ class Source(Section, ABC):
     lends_verdicts: ClassVar[bool] = True
     """Whether answers to the server's prompts are completions that clients have chosen."""
 
+    reads_messages: ClassVar[bool] = False
+    """Whether prompts and completions may be lists of messages, also as JSON text (data.messages)."""
+
     @abstractmethod
     def load(self, data: DataConfig, seed: int) -> SourceData:
         """Load the pairs of the clients and the judge, and the server's prompts.
@@ -111,7 +114,9 @@ def load(data: DataConfig, seed: int) -> SourceData:
         UserError: the data are missing or cannot be used.
     """
     source = data.options.load(data, seed)
-    return replace(source, prompts=unique_prompts(source.prompts))
+    prompts, spellings = unique_prompts(source.prompts)
+    merged = {"prompt of the server in another spelling, which is merged": spellings} if spellings else {}
+    return replace(source, prompts=prompts, dropped=source.dropped | merged)
 
 
 def load_prompts(prompts: PromptsConfig, key: str, seed: int) -> PromptData:
@@ -168,6 +173,11 @@ def check_columns(data: DataConfig) -> None:
             raise RecipeError(
                 f"data.{key} is not used with data.source '{data.source}': it is for the sources {sources}."
             )
+    if data.messages != "auto" and not data.options.reads_messages:
+        readers = ", ".join(name for name in SOURCES.builtin if SOURCES.load(name).reads_messages)
+        raise RecipeError(
+            f"data.messages is not used with data.source '{data.source}': it is for the sources {readers}."
+        )
     for name in data.columns:
         if name not in known:
             raise RecipeError(unknown_name("data.columns: the column", name, known))
