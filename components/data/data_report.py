@@ -91,6 +91,7 @@ class RepeatCounts(_Frozen):
     normalized: int = 0  # the same texts as an earlier one (one_prompt), and not equal
     contradictory: int = 0  # those whose completions the same owner prefers the other way round too
     equal: int = 0  # pairs of two completions of the same text
+    prompts: int = 0  # pairs whose two completions both begin with the whole prompt
 
 
 class ExpectationOutcome(_Frozen):

@@ -117,6 +117,10 @@ def prepare(
     return report
 
 
+REPEATED_CHARACTERS = 20
+"""Length of a prompt (characters) from which completions that begin with it are said to repeat it."""
+
+
 @dataclass(frozen=True)
 class DataSet:
     """The data of a recipe before they are validated and written."""
@@ -200,7 +204,13 @@ def assemble(data: DataConfig, seed: int, source: SourceData | None = None) -> D
         )
     tables = {"pairs": pairs, "judge": judge, "prompts": prompts}
     true_clusters = source.true_clusters if data.partition == "natural" else {}
-    repeats = count_repeats(rows, judge[judge["client_id"] != JUDGE])
+    of_owners = (rows, judge[judge["client_id"] != JUDGE])
+    repeats = count_repeats(*of_owners)
+    if repeats.prompts == sum(map(len, of_owners)) > 1:
+        raise DataError(
+            f"both completions of all {repeats.prompts:,} pairs begin with their prompt, as base models write"
+            " them, so that a policy would learn to repeat prompts: leave the prompts out of the completions"
+        )
     warnings = [*source.warnings, *repeat_warnings(repeats), *alike_warnings("clients", clients)]
     return DataSet(
         tables | ({UNSEEN: unseen} if len(unseen) else {}),
@@ -367,6 +377,11 @@ def count_repeats(*frames: pd.DataFrame) -> RepeatCounts:
             for owner, prompt, chosen, rejected in normal.itertuples(index=False, name=None)
         ),
         equal=int((own["chosen"].str.strip() == own["rejected"].str.strip()).sum()),
+        prompts=sum(
+            len(start := prompt.strip()) >= REPEATED_CHARACTERS
+            and all(text.lstrip().startswith(start) for text in completions)
+            for prompt, *completions in own[[*TEXTS]].itertuples(index=False, name=None)
+        ),
     )
 
 
@@ -387,6 +402,11 @@ def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
         )
     if counts.equal:
         yield f"pairs whose two completions are the same text: {counts.equal:,}; training learns nothing."
+    if counts.prompts:
+        yield (
+            f"pairs whose two completions repeat the prompt: {counts.prompts:,}; a policy learns to repeat it"
+            " too, so leave it out of the completions unless that is meant."
+        )
 
 
 def alike_warnings(kind: str, names: Iterable[str]) -> Iterator[str]:

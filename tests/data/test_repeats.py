@@ -1,9 +1,11 @@
 """Pairs that repeat or contradict others of their owner."""
 
 import pandas as pd
+import pytest
 
 from components.data.data_report import RepeatCounts
 from components.data.prepare import count_repeats, prepare, repeat_warnings
+from components.data.records import DataError
 from tests.support.sources import WHOLE_FILE, data_config, write_jsonl
 
 
@@ -42,9 +44,41 @@ def test_texts_that_differ_in_case_indentation_or_exponents_repeat_and_contradic
     assert count_repeats(frame(*(("a", *texts) for texts in others))) == RepeatCounts()
 
 
+def test_completions_that_repeat_their_prompts_are_counted_and_refused_where_all_do(tmp_path):
+    def data(count):
+        rows = [
+            {
+                "prompt": f"Where is the parcel of order {n}?",
+                "chosen": f"{f'Where is the parcel of order {n}?' * (n < count)} On its way, {n}.",
+                "rejected": f"{f'Where is the parcel of order {n}?' * (n < count)} No idea of {n}.",
+                "client_id": f"o{n % 3}",
+            }
+            for n in range(60)
+        ]
+        path = write_jsonl(tmp_path / "p.jsonl", rows)
+        return data_config(source="jsonl", path=path, options=WHOLE_FILE)
+
+    report = prepare(data(7), 0, tmp_path / "data")
+    assert report.metrics()["repeats/prompts"] == 7
+    assert any("completions repeat the prompt: 7;" in text for text in report.warnings)
+    with pytest.raises(DataError, match="^both completions of all 60 pairs begin with their prompt"):
+        prepare(data(60), 0, tmp_path / "data")
+
+
+def test_short_prompts_and_one_completion_that_begins_so_repeat_nothing():
+    counts = count_repeats(
+        frame(
+            ("a", "Why?", "Why? So.", "Why? No."),
+            ("a", "def add(a, b):\n    pass", "def add(a, b):\n    pass  # no", "def add(a, b): return"),
+        )
+    )
+    assert counts == RepeatCounts()
+
+
 def test_each_count_is_a_sentence_and_a_metric_where_there_are_some(tmp_path):
-    found = list(repeat_warnings(RepeatCounts(duplicates=1, normalized=2, contradictory=3, equal=4)))
-    assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3, 4]
+    counts = RepeatCounts(duplicates=1, normalized=2, contradictory=3, equal=4, prompts=5)
+    found = list(repeat_warnings(counts))
+    assert [int(warning.partition(";")[0].split()[-1]) for warning in found] == [1, 2, 3, 4, 5]
     assert list(repeat_warnings(RepeatCounts())) == []
     rows = [{"prompt": f"p{n}", "chosen": "c", "rejected": "r", "client_id": f"o{n % 3}"} for n in range(40)]
     data = data_config(
