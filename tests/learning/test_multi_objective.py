@@ -268,7 +268,7 @@ def test_tokens_whose_ratio_or_value_has_left_the_clip_are_not_moved_further(sho
         policy_kl[clip] = ppo.history["policy_kl"]
         head_norms[clip] = float(ppo.tensors()["value/long"].norm())
     assert policy_kl[1e-6][1] == pytest.approx(policy_kl[0.9][1])
-    assert policy_kl[1e-6][-1] < 0.5 * policy_kl[0.9][-1]
+    assert policy_kl[1e-6][-1] < 0.7 * policy_kl[0.9][-1]
     assert head_norms[1e-6] < 0.8 * head_norms[0.9]
 
 
