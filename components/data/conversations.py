@@ -30,6 +30,7 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of what the assistant thought before its content, as chat templates and servers name them."""
 COLUMN_SHARE = 0.9
 """Share of a column's values that must be messages where the column is one of messages."""
+OR_TEXT = "where the column is text, set data.messages to 'text'"
 Row = Mapping[str, Any]
 Message = tuple[str, str]
 """Its role, and its content without white space around it."""
@@ -78,7 +79,7 @@ class MessageColumns:
             try:
                 messages = messages_in(value) if isinstance(value, str) else None
             except ValueError as error:
-                raise DataError(f"{where}: column '{column}' {error}") from None
+                raise DataError(f"{where}: column '{column}' {error}; {OR_TEXT}") from None
             if messages is not None:
                 found[column] = messages
         prompt = self.names["prompt"]
@@ -133,9 +134,11 @@ def message_columns(
     forms = {column: Counter(_form(row.get(column)) for row in rows) for column in names.values()}
     for own in forms.values():
         del own["blank"]
-    alike = {column: own["list"] + own["text"] + own["object"] for column, own in forms.items()}
+    kinds = ("list", "text", "object", "notation")
+    alike = {column: sum(own[kind] for kind in kinds) for column, own in forms.items()}
     columns = {column for column, own in forms.items() if alike[column] >= max(1, _least(own))}
-    if not any(forms[column]["list"] + forms[column]["text"] >= _least(forms[column]) for column in columns):
+    lists = {column: alike[column] - own["object"] for column, own in forms.items()}
+    if not any(lists[column] >= _least(forms[column]) for column in columns):
         columns = set()
     of_json = [column for column in forms if column in columns and forms[column]["list"] < alike[column]]
     completions = [names["chosen"], names["rejected"]]
@@ -165,7 +168,7 @@ def _least(forms: Counter[str]) -> float:
 
 
 def _form(value: Any) -> str:
-    """Whether a value is a list, a text of messages, a text of one message, or another one."""
+    """A value's form: a list, a text of messages, of one message or in another notation, or another one."""
     if isinstance(value, list):
         return "list"
     text = value.removeprefix("\ufeff").strip() if isinstance(value, str) else ""
@@ -174,7 +177,7 @@ def _form(value: Any) -> str:
     try:
         messages = messages_in(text)
     except ValueError:
-        return "text"
+        return "notation"
     if messages is None:
         return "other"
     return "object" if messages == [JSON.raw_decode(text)[0]] else "text"

@@ -47,7 +47,7 @@ from components.data.records import (
 )
 from components.data.same_text import one_prompt, same_text
 from components.data.sources import load
-from components.data.splits import JUDGE, with_groups, with_splits
+from components.data.splits import JUDGE, conversation_warning, with_groups, with_splits
 from components.data.trees import thought_pairs
 from components.io import replaced_folder
 from components.seeding import generator
@@ -204,14 +204,12 @@ def assemble(data: DataConfig, seed: int, source: SourceData | None = None) -> D
         )
     tables = {"pairs": pairs, "judge": judge, "prompts": prompts}
     true_clusters = source.true_clusters if data.partition == "natural" else {}
-    of_owners = (rows, judge[judge["client_id"] != JUDGE])
-    repeats = count_repeats(*of_owners)
-    if repeats.prompts == sum(map(len, of_owners)) > 1:
-        raise DataError(
-            f"both completions of all {repeats.prompts:,} pairs begin with their prompt, as base models write"
-            " them, so that a policy would learn to repeat prompts: leave the prompts out of the completions"
-        )
+    repeats = count_repeats(rows, judge[judge["client_id"] != JUDGE])
+    conversations = conversation_warning(
+        pd.concat([pairs, judge])[[*TEXTS, "split"]].itertuples(index=False, name=None)
+    )
     warnings = [*source.warnings, *repeat_warnings(repeats), *alike_warnings("clients", clients)]
+    warnings += [conversations] if conversations else []
     return DataSet(
         tables | ({UNSEEN: unseen} if len(unseen) else {}),
         _client_counts(pairs, clients, true_clusters),
@@ -404,8 +402,8 @@ def repeat_warnings(counts: RepeatCounts) -> Iterator[str]:
         yield f"pairs whose two completions are the same text: {counts.equal:,}; training learns nothing."
     if counts.prompts:
         yield (
-            f"pairs whose two completions repeat the prompt: {counts.prompts:,}; a policy learns to repeat it"
-            " too, so leave it out of the completions unless that is meant."
+            f"pairs whose two completions repeat the prompt, as base models write them: {counts.prompts:,}; a"
+            " policy learns to repeat it too, so leave it out unless it is a part of the answer, as in code."
         )
 
 
@@ -417,7 +415,6 @@ def alike_warnings(kind: str, names: Iterable[str]) -> Iterator[str]:
     alike = sorted(sorted(own) for own in spellings.values() if len(own) > 1)
     if alike:
         yield (
-            f"{kind} that differ only in case, white space or code points: {sum(map(len, alike)):,}, such as"
-            f" {alike[0][0]!r} and {alike[0][1]!r}; each counts as one of its own, so write one name where it"
-            " is one."
+            f"{kind} that differ only in case, white space or code points: {sum(map(len, alike)):,}; each"
+            " counts as one of its own, so write one name where it is one."
         )

@@ -49,6 +49,9 @@ KEY = re.compile(r"['\"](role|content|from|value)\\*['\"]+\s*:")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython", "observation")
 SPEAKERS = {*ROLES, "human", "gpt", "chatgpt", "model", "bot", "chatbot", "ai"}
 """Roles of messages in small letters, by which an object is known to be one; not all of them are read."""
+SPEAKER = re.compile(
+    rf"['\"](?:role|from)\\*['\"]+\s*:\s*\\*['\"](?:{'|'.join(sorted(SPEAKERS))})\\*['\"]", re.IGNORECASE
+)
 HOLDERS = ("messages", "conversations", "conversation")
 """Keys of an object that holds messages."""
 JSON = json.JSONDecoder()
@@ -219,7 +222,8 @@ def messages_in(text: str) -> list[Any] | None:
         except ValueError as error:
             is_cut = getattr(error, "msg", "").startswith("Unterminated string")
             is_whole = is_cut or whole.endswith(("]", "}", ")"))
-            if is_whole and whole[end] != '"' and _is_message(KEY.findall(whole, end)):
+            is_told = _is_message(KEY.findall(whole, end)) and SPEAKER.search(whole, end)
+            if is_whole and whole[end] != '"' and is_told:
                 raise ValueError(
                     "holds messages as text in another notation than JSON, such as Python's: write them as"
                     " lists, or with json.dumps"
@@ -235,7 +239,8 @@ def messages_in(text: str) -> list[Any] | None:
     first = held
     while isinstance(first, list) and first:
         first = first[0]
-    is_known = isinstance(first, dict) and str(first.get("role", "user")).casefold() in SPEAKERS
+    speaker = first.get("role", first.get("from")) if isinstance(first, dict) else None
+    is_known = str(speaker).casefold() in SPEAKERS
     return held if isinstance(held, list) and is_known and _is_message(first) else None
 
 

@@ -53,6 +53,11 @@ _ROWS = re.compile(
     re.IGNORECASE,
 )
 """The ending of a file of rows, of which SUFFIXES are read."""
+_BESIDE = re.compile(
+    r"^cache-\w+\.arrow\Z|(?:^|[._-])(?:meta|metadata|stats|statistics|schema|config|infos?|croissant)\.",
+    re.IGNORECASE,
+)
+"""The names of files that say something of the rows of others, or are a cache of `datasets`."""
 _SHARD_PATTERN = "-[0-9][0-9][0-9][0-9][0-9]-of-*"
 _SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\b")
 T = TypeVar("T")
@@ -221,7 +226,9 @@ def _hub_error(name: str, error: Exception) -> DataError:
 def _row_files(folder: Path) -> list[Path]:
     """Files with rows in a folder, also of endings that are not read; none if there is no such folder."""
     return [
-        file for file in _entries(folder) if ending(file) and file.name not in METADATA and not file.is_dir()
+        file
+        for file in _entries(folder)
+        if ending(file) and file.name not in METADATA and not _BESIDE.search(file.name) and not file.is_dir()
     ]
 
 

@@ -5,27 +5,27 @@ it is the same for every client that judged it, whatever the order of the rows a
 in the file.
 
 Prompts that are the same text (same_text.py) are in one split. Where a data set spells one in several
-ways, the smallest of the spellings is hashed; a single spelling is hashed as it is. The turns of one
-conversation, each a pair, are in one split too.
+ways, the smallest of the spellings is hashed; a single spelling is hashed as it is. Turns of one
+conversation, each a pair, are in one split if their rows name a group; others are counted.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from components.config import DataConfig
-from components.data.dialogues import MARKERS, Turn, dialogue_turns
 from components.data.records import SPLITS, DataError, Pair, Prompt, SourceData
 from components.data.same_text import same_text
 from components.seeding import derive, generator
 
 MIN_OWNERS = 10
 """Minimum number of owners to reserve whole owners for the judge, rather than prompts of all."""
-Links = Sequence[tuple[str, str]]
-"""Pairs of prompts of which the second goes on with the conversation of the first."""
+TURN_END = re.compile(r"\n\s*\n\s*Assistant:")
+USER_TURN = re.compile(r"\n\s*\n\s*Human:")
 JUDGE = "judge"
 """Owner of the judge's pairs, where these are not those of reserved owners."""
 
@@ -40,25 +40,11 @@ def one_spelling(prompts: Iterable[str]) -> dict[str, str]:
     return {prompt: smallest[same_text(prompt)] for prompt in unique}
 
 
-def connected(pairs: Sequence[Pair], links: Links = ()) -> list[int]:
-    """The component of each pair [N], where pairs of one group, prompt or conversation are connected.
+def connected(pairs: Sequence[Pair]) -> list[int]:
+    """The component of each pair [N], where pairs of one group or of one prompt are connected.
 
     So a prompt that occurs in several groups connects them, and all their pairs.
-
-    Args:
-        pairs: the pairs.
-        links: see continuations. They connect nothing if more than half of the pairs would be connected,
-            as where most conversations begin alike.
     """
-    joined = _components(pairs, links)
-    return joined if not links or 2 * _largest(joined) <= len(pairs) else _components(pairs, ())
-
-
-def _largest(components: Sequence[int]) -> int:
-    return max(Counter(components).values(), default=0)
-
-
-def _components(pairs: Sequence[Pair], links: Links) -> list[int]:
     from networkx.utils import UnionFind
 
     sets = UnionFind()
@@ -66,56 +52,13 @@ def _components(pairs: Sequence[Pair], links: Links) -> list[int]:
         keys = [("prompt", same_text(pair.prompt))]
         keys += [("group", same_text(pair.group))] if pair.group else []
         sets.union(*keys)
-    for prompt, other in links:
-        sets.union(("prompt", same_text(prompt)), ("prompt", same_text(other)))
     numbers: dict[tuple[str, str], int] = {}
     return [numbers.setdefault(sets["prompt", same_text(pair.prompt)], len(numbers)) for pair in pairs]
 
 
-def continuations(pairs: Sequence[Pair]) -> Links:
-    """The prompts that begin with the prompt of a pair and one of its answers, as turns of a dialogue."""
-    turns = {text: dialogue_turns(text) for text in {pair.prompt for pair in pairs} if MARKERS.search(text)}
-    longer = {text: own for text, own in turns.items() if len(own) > 2}
-    if not longer:
-        return ()
-    numbers: dict[tuple[int, str, str], int] = {}  # of a beginning: that without its last turn, and this turn
-
-    def beginnings(dialogue: Iterable[Turn]) -> list[int]:
-        found = [0]
-        for turn in dialogue:
-            key = (found[-1], turn["role"], turn["content"])
-            found.append(numbers.setdefault(key, len(numbers) + 1))
-        return found
-
-    answered: dict[int, dict[str, None]] = {}  # the prompts, by the number of a prompt with an answer
-    for pair in pairs:
-        prompt = beginnings(turns.get(pair.prompt) or [Turn(role="user", content=pair.prompt.strip())])[-1]
-        for answer in (pair.chosen, pair.rejected):
-            number = numbers.setdefault((prompt, "assistant", answer.strip()), len(numbers) + 1)
-            answered.setdefault(number, {})[pair.prompt] = None
-    links: list[tuple[str, str]] = []
-    for text, own in longer.items():
-        for number in beginnings(own):
-            links += [(prompt, text) for prompt in answered.get(number, ())]
-    return links
-
-
-def conversation_warning(pairs: Sequence[Pair], links: Links) -> str:
-    """A sentence on links that are not used, see `connected`; empty where they are."""
-    if not links or 2 * _largest(_components(pairs, links)) <= len(pairs):
-        return ""
-    longer = {prompt for _, prompt in links}
-    count = sum(pair.prompt in longer for pair in pairs)
-    return (
-        f"{count:,} of {len(pairs):,} pairs go on with the conversation of another pair, and may be in other"
-        " splits than it, since more than half of all pairs would stay together: name the conversation of"
-        " each pair in the column group."
-    )
-
-
-def connection_warning(pairs: Sequence[Pair], links: Links) -> str:
+def connection_warning(pairs: Sequence[Pair]) -> str:
     """A sentence on a prompt that connects groups to more than half of the pairs; empty if none does."""
-    components = connected(pairs, links)
+    components = connected(pairs)
     (largest, size), *_ = Counter(components).most_common(1) or [(0, 0)]
     if 2 * size <= len(pairs):
         return ""
@@ -133,19 +76,56 @@ def connection_warning(pairs: Sequence[Pair], links: Links) -> str:
     )
 
 
-def grouped(pairs: Sequence[Pair], links: Links = ()) -> list[Pair]:
-    """Give connected pairs one group: the smallest of their own groups, or of the texts of their prompts."""
-    components = connected(pairs, links)
+def conversation_warning(rows: Iterable[tuple[str, str, str, str]]) -> str:
+    """A sentence on pairs that go on with a conversation of which a pair is in another split.
+
+    Such a prompt has the other pair's prompt and one of its answers as turns before its last one, so that a
+    model may train on an answer that it is measured with.
+
+    Args:
+        rows: the prompt, the chosen and the rejected completion, and the split of each pair.
+    """
+    answered: dict[tuple[str, str], set[str]] = {}
+    longer: list[tuple[str, str]] = []
+    count = 0
+    for prompt, chosen, rejected, split in rows:
+        count += 1
+        start = prompt.strip().removeprefix("Human:").strip()
+        for answer in (chosen, rejected):
+            answered.setdefault((start, answer.strip()), set()).add(split)
+        if "Assistant:" in prompt:
+            longer.append((start, split))
+    divided = 0
+    for prompt, split in longer:
+        divided += any(answered.get(turns, {split}) - {split} for turns in _earlier(prompt))
+    if not divided:
+        return ""
+    return (
+        f"{divided:,} of {count:,} pairs go on with the conversation of a pair in another split, so that"
+        " answers of held-out pairs may be in training prompts: name the conversation of each pair in the"
+        " column group."
+    )
+
+
+def _earlier(dialogue: str) -> Iterator[tuple[str, str]]:
+    """What precedes each answer in a dialogue, and the answer."""
+    for match in TURN_END.finditer(dialogue):
+        following = USER_TURN.search(dialogue, match.end())
+        if following:
+            yield dialogue[: match.start()].strip(), dialogue[match.end() : following.start()].strip()
+
+
+def grouped(pairs: Sequence[Pair]) -> list[Pair]:
+    """Give connected pairs one group: the smallest of their own groups, or of their prompt's spellings."""
+    components = connected(pairs)
     groups: dict[int, str] = {}
-    prompts: dict[int, str] = {}
     for number, pair in zip(components, pairs, strict=True):
-        prompts[number] = min(pair.prompt, prompts.get(number, pair.prompt))
         if pair.group:
             groups[number] = min(pair.group, groups.get(number, pair.group))
-    return [
-        replace(pair, group=groups.get(number, prompts[number]))
-        for number, pair in zip(components, pairs, strict=True)
-    ]
+    (result,) = with_groups(
+        [replace(pair, group=groups.get(number)) for number, pair in zip(components, pairs, strict=True)]
+    )
+    return result
 
 
 def with_groups(*tables: Sequence[Pair]) -> list[list[Pair]]:
@@ -179,9 +159,7 @@ def assign(groups: Iterable[str], validation: float, test: float, seed: int) -> 
     ]
 
 
-def in_splits(
-    by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int, links: Links = ()
-) -> tuple[list[Pair], int]:
+def in_splits(by_split: Mapping[str, Sequence[Pair]], data: DataConfig, seed: int) -> tuple[list[Pair], int]:
     """Assign splits to pairs, and drop training pairs whose prompt is in the test split too.
 
     An existing split of validation or test stays; others are drawn by group, or prompt. Prompts are
@@ -191,7 +169,6 @@ def in_splits(
         by_split: pairs of 'train', and of 'validation' and 'test' if they exist.
         data: its shares of validation and test.
         seed: of the recipe.
-        links: see connected.
 
     Returns:
         the pairs, and the number of those dropped because their group or prompt is held out.
@@ -201,16 +178,16 @@ def in_splits(
         everything += [replace(pair, split=split) for pair in by_split.get(split, ())]
     splits: dict[int, str] = {}  # the most held-out one of each component
     kept: dict[str, list[Pair]] = {split: [] for split in SPLITS}
-    for component, pair in zip(connected(everything, links), everything, strict=True):
+    for component, pair in zip(connected(everything), everything, strict=True):
         if splits.setdefault(component, pair.split) == pair.split:
             kept[pair.split].append(pair)
-    training = [replace(pair, split="") for pair in grouped(kept["train"], links)]
+    training = [replace(pair, split="") for pair in grouped(kept["train"])]
     validation, test = (
         0.0 if split in by_split else share
         for split, share in (("validation", data.validation), ("test", data.test))
     )
     pairs = with_splits(training, validation, test, seed)
-    pairs += [*grouped(kept["validation"], links), *grouped(kept["test"], links)]
+    pairs += [*grouped(kept["validation"]), *grouped(kept["test"])]
     return pairs, len(everything) - len(pairs)
 
 

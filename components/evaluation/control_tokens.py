@@ -26,8 +26,9 @@ COLUMNS = {"pairs": TEXTS, "judge": TEXTS, "prompts": ("prompt",), UNSEEN: TEXTS
 SHOWN = 5
 """Tokens that a sentence names."""
 OPENED_ANSWER = re.compile(
-    r"(?:<[^<>\s]{1,30}>\s*(?:assistant|model)\s*(?:<[^<>\s]{1,30}>)?"
-    r"|<\W{0,2}(?:assistant|bot|gpt|model)\W{0,2}>|\[/INST\])\s*$",
+    r"(?:{mark}\s*(?:assistant|model)\s*{mark}?|<[|\uff5c]+(?:assistant|bot|gpt|model)[|\uff5c]+>|\[/INST\])\s*$".format(
+        mark=r"(?:<[^<>\s/]{0,30}[|\uff5c_][^<>\s/]{0,30}>)"
+    ),
     re.IGNORECASE,
 )
 """The end of a prompt that a chat template has rendered: it names who answers, in marks, as templates do."""

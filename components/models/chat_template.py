@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property, lru_cache
-from itertools import chain
+from functools import cached_property, lru_cache, partial
+from itertools import chain, permutations
 from typing import TYPE_CHECKING, Any, cast
 
 from components.config import PolicyConfig, UserError
@@ -53,8 +53,6 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template rejects the turns, or asks for a day that is not set.
         """
-        from jinja2 import TemplateError
-
         try:
             text = self.tokenizer.apply_chat_template(
                 [self._as_text(message) for message in messages],
@@ -63,7 +61,9 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self.template_arguments(),
             )
-        except TemplateError as error:
+        except ChatTemplateError:
+            raise
+        except Exception as error:  # a template may raise anything, such as TypeError
             raise ChatTemplateError(
                 f"the chat template of {self.tokenizer.name_or_path} rejects the prompt ({error})"
             ) from None
@@ -164,38 +164,43 @@ class ChatTemplate:
             )
         return prompt_ids[:start], *(ids[start:] for ids in dialogues)
 
-    def hides(self, messages: Sequence[Message], answer: str) -> bool:
+    def hides(self, messages: Sequence[Message], *answers: str) -> bool:
         """Whether the dialogue with an answer as its last turn lacks a part of it, other than white space.
 
         The templates of some reasoning models write only what follows `</think>`.
         """
-        return _bare(answer) not in _bare(self._after(messages, answer))
+        before = self.render(messages, add_generation_prompt=False)
+        return any(self._hides(messages, before, answer) for answer in answers)
 
-    def _after(self, messages: Sequence[Message], answer: str) -> str:
-        """What the dialogue with an answer as its last turn has from the place where answers differ."""
-        text, *others = (
-            self.render([*messages, {"role": "assistant", "content": content}], add_generation_prompt=False)
-            for content in (answer, *PROBES)
-        )
-        # The probes begin with different letters.
-        return text[min(_common_prefix(text, other) for other in others) :]
+    def _hides(self, messages: Sequence[Message], before: str, answer: str) -> bool:
+        """Whether a part of an answer is not written after the turns before it, whose text is given."""
+        turns = [*messages, {"role": "assistant", "content": answer}]
+        text = self.render(turns, add_generation_prompt=False)
+        return _bare(answer) not in _bare(text[_common_prefix(before, text) :])
 
-    def hiding_texts(self, messages: Sequence[Message]) -> tuple[str, ...] | None:
-        """Texts of which each answer that the template may not write in full has one; None: any may be so.
+    def hiding_texts(self, messages: Sequence[Message]) -> tuple[tuple[str, ...], ...] | None:
+        """Groups of texts, of which an answer that may not be written in full has one; None: any may be so.
 
         A template looks for texts that its source names, such as '</think>'. Those count that hide a part of
-        an answer that holds them, where everything else is written as it is: letters, marks, line ends,
-        however many there are. The messages are the turns before the answer.
+        an answer that holds them, alone or with another one, where everything else is written as it is:
+        letters, marks, line ends, however many there are. The messages are the turns before the answer.
         """
         from jinja2 import Environment
 
-        plain = f"{PROBES[0]} {string.punctuation}\n\n{string.ascii_letters} \u00e9\u4e2d\n" * 50 + PROBES[1]
-        if self.hides(messages, plain):
+        before = self.render(messages, add_generation_prompt=False)
+        hides = partial(self._hides, messages, before)
+        first, last = PROBES
+        if hides(f"{first} {string.punctuation}\n\n{string.ascii_letters} \u00e9\u4e2d\n" * 50 + last):
             return None
         tokens = Environment().lexer.tokenize(self.dated())
-        named = {str(token.value) for token in tokens if token.type == "string"}
-        hiding = [text for text in named if self.hides(messages, f"{PROBES[0]}{text}{PROBES[1]}")]
-        return tuple(sorted(filter(str.strip, hiding)))
+        named = sorted({str(token.value) for token in tokens if token.type == "string"})
+        named = [text for text in named if text.strip()]
+        alone = [text for text in named if hides(f"{first}{text}{last}")]
+        others = [text for text in named if text not in alone]
+        together = [
+            pair for pair in permutations(others, 2) if hides(f"{first}{pair[0]}{last}{pair[1]}{first}")
+        ]
+        return (*((text,) for text in alone), *together)
 
     @cached_property
     def omitted_roles(self) -> list[str]:
@@ -239,14 +244,15 @@ class ChatTemplate:
     def rendered_turn(self) -> str:
         """What the template writes between the content of a user's turn and the answer, without white space.
 
-        It is empty where it has no token that a text cannot contain, or rejects the turn.
+        It is empty where it has no token but EOS that a text cannot contain, or rejects the turn.
         """
         try:
             text = self.render([{"role": "user", "content": PROBES[0]}], add_generation_prompt=True)
         except ChatTemplateError:
             return ""
         turn = text.rpartition(PROBES[0])[2].strip()
-        return turn if self._marks & set(self.tokenizer.encode(turn, add_special_tokens=False)) else ""
+        marks = self._marks & set(self.tokenizer.encode(turn, add_special_tokens=False))
+        return turn if marks - {self.tokenizer.eos_token_id} else ""
 
     def _encode_turn(self, before: str, turn: str) -> list[int]:
         """Token ids of the end of a dialogue, with the end of its last turn and what follows that."""
@@ -265,9 +271,8 @@ def find_marks(
 
     They are those that the chat template writes around the contents of turns, those with which the
     tokenizer begins and ends a text, EOS, `stop_ids`, and the unknown token of a tokenizer to which no text
-    is unknown (SmolLM's is the end of a document). A template may write thoughts before an answer: a pair of
-    tokens such as `<think>` and `</think>` between two contents is one of thoughts, which an answer may hold,
-    and so is what it writes only before the last answer.
+    is unknown (that of SmolLM is the end of a document). A template may write thoughts before an answer,
+    see `_thoughts`, whose tokens an answer may hold, as well as what it writes only before the last answer.
 
     Args:
         arguments: of the chat template, see ChatTemplate.
@@ -275,8 +280,8 @@ def find_marks(
     """
     ends = {*stop_ids, *chain(*surrounding_ids(tokenizer))}
     roles = [tokenizer.bos_token_id, tokenizer.eos_token_id]
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if model is not None and getattr(model, "unk_token", None) is None:
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if type(model).__name__ == "BPE" and model.unk_token is None:
         roles.append(tokenizer.unk_token_id)
     ends |= {token for token in roles if token is not None}
     pieces: list[list[int]] = []
@@ -288,22 +293,40 @@ def find_marks(
             pieces = chat.written_ids(dialogue, add_generation_prompt=False)
             before_answer = chat.written_ids(dialogue, add_generation_prompt=True)
             before_answer += chat.written_ids(dialogue[:-1], add_generation_prompt=False)
-    names = {token: str(tokenizer.convert_ids_to_tokens(token)) for token in chain(*pieces)}
-    thoughts: set[int] = set()
-    for piece in pieces:
-        for place, token in enumerate(piece):
-            closing = {other for other in piece[place + 1 :] if names[other].replace("/", "") == names[token]}
-            thoughts |= {token, *closing} if closing - {token} else set()
+    names = {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
+    thoughts = _thoughts(pieces, names)
     turns = {*chain(*pieces)} - (thoughts - ends)
     return TextMarks(
-        prompt=Marks(tokenizer, ends.union(*pieces, *before_answer)), answer=Marks(tokenizer, ends | turns)
+        prompt=Marks(tokenizer, ends.union(thoughts, *pieces, *before_answer)),
+        answer=Marks(tokenizer, ends | turns),
     )
 
 
+def _thoughts(pieces: Sequence[Sequence[int]], names: Mapping[int, str]) -> set[int]:
+    """Of added tokens in what a template writes, those that begin and end thoughts: `<x>` and `</x>`.
+
+    Both are in one piece, in this order, or the template writes one of them alone. Those of turns, such as
+    [INST] and [/INST], are in two pieces.
+    """
+    written = set(chain(*pieces))
+    thoughts: set[int] = set()
+    for token in written & names.keys():
+        twins = {other for other in names if names[other].replace("/", "") == names[token].replace("/", "")}
+        twins -= {token}
+        follow = any(
+            other in twins and token in piece[:place] and "/" in names[other]
+            for piece in pieces
+            for place, other in enumerate(piece)
+        )
+        if follow or (twins and not twins & written):
+            thoughts |= {token, *twins}
+    return thoughts
+
+
 @lru_cache(maxsize=8)
-def marks_of(tokenizer: PreTrainedTokenizerBase) -> Marks:
+def marks_of(tokenizer: PreTrainedTokenizerBase) -> TextMarks:
     """The tokens that texts are read without by a model that is no policy, see `find_marks`."""
-    return find_marks(tokenizer).prompt
+    return find_marks(tokenizer)
 
 
 def needs_date(config: PolicyConfig) -> bool:

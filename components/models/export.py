@@ -158,16 +158,28 @@ def with_defaults(template: str, arguments: Mapping[str, Any], system: str | Non
     Servers know neither, and would render another prompt than those that the model was trained on.
     """
     defaults = [
-        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif -%}}"
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif %}}"
         for name, value in arguments.items()
+        if _is_variable(name)
     ]
     if system is not None:
         turn = {"role": "system", "content": system}
         defaults.append(
             f"{{%- if messages[0]['role'] != 'system' %}}{{%- set messages = [{turn!r}] + messages %}}"
-            "{%- endif -%}"
+            "{%- endif %}"
         )
-    return "".join(defaults) + template
+    return "".join([*defaults, "{{- '' }}", template]) if defaults else template  # its first line end stays
+
+
+def _is_variable(name: str) -> bool:
+    """Whether a chat template can read an argument of this name."""
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment().parse(f"{{% set {name} = 1 %}}")
+    except TemplateSyntaxError:
+        return False
+    return name.isidentifier()
 
 
 def _write_merged(

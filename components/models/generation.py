@@ -23,6 +23,7 @@ from components.concurrency import concurrent_parts, run_concurrently
 from components.config import BackboneConfig
 from components.models.backbone import fetch_backbone
 from components.models.samples import Completion, GenerationSettings, SampleKey
+from components.models.tokens import decode_unfinished
 from components.seeding import derive
 
 if TYPE_CHECKING:
@@ -115,8 +116,9 @@ def _to_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], stop_ids:
 
 def decode_completion(tokenizer: PreTrainedTokenizerBase, ids: list[int], finished: bool) -> str:
     """The text of a completion without its end; one that was cut ends with a whole character."""
-    text = cast(str, tokenizer.decode(ids, skip_special_tokens=True))
-    return text if finished else text.removesuffix("\ufffd")
+    if not finished:
+        return decode_unfinished(tokenizer, ids)
+    return cast(str, tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def find_stop_ids(

@@ -162,7 +162,7 @@ class PolicyTexts:
         context = None
         while (surplus := len(rendered.ids) - self.config.max_prompt_tokens) > 0:
             if context is None:
-                context = self.tokenizer.encode(shown, add_special_tokens=False)
+                context = encode_text(self.tokenizer, self.marks.prompt.cut(shown))
             if not context:
                 raise PolicyError(
                     f"the template '{self.template.name}' alone takes {len(rendered.ids)} tokens, more than "
@@ -244,9 +244,11 @@ class PolicyTexts:
             return False
         hiding = self._hiding_texts
         suspects = [
-            text.strip() for text in completions if hiding is None or any(part in text for part in hiding)
+            text.strip()
+            for text in completions
+            if hiding is None or any(all(part in text for part in group) for group in hiding)
         ]
-        return bool(suspects) and any(self.chat.hides(self.messages(prompt), text) for text in suspects)
+        return bool(suspects) and self.chat.hides(self.messages(prompt), *suspects)
 
     def samples_otherwise(self, prompt: str, completion: str) -> bool:
         """Whether a completion is trained on after another text than completions are sampled after."""
@@ -259,7 +261,7 @@ class PolicyTexts:
         return self.chat is None or self.chat.trains_prompt(self.messages("question"))
 
     @cached_property
-    def _hiding_texts(self) -> tuple[str, ...] | None:
+    def _hiding_texts(self) -> tuple[tuple[str, ...], ...] | None:
         return () if self.chat is None else self.chat.hiding_texts(self.messages("question"))
 
     def messages(self, prompt: str) -> list[Message]:

@@ -71,8 +71,9 @@ def encode_comparison(
         "response_a": comparison.first,
         "response_b": comparison.second,
     }
-    cut = marks_of(tokenizer).cut
-    fields = {name: encode_part(tokenizer, cut(text.strip())) for name, text in texts.items()}
+    of_prompt, of_answer = marks_of(tokenizer)
+    marks = {"prompt": of_prompt, "response_a": of_answer, "response_b": of_answer}
+    fields = {name: encode_part(tokenizer, marks[name].cut(text.strip())) for name, text in texts.items()}
     leading, literals = _fixed_ids(tokenizer, template)
     room = check_room(tokenizer, template, max_length)
     shorter, longer = sorted((len(fields["response_a"]), len(fields["response_b"])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ CUT = "\ufdd0"
 
 It is one of Unicode's noncharacters, which are for internal use and stand in no text.
 """
+
+HALF = "\ufffd"
+"""What a tokenizer decodes a part of a character to."""
 
 
 class Marks:
@@ -71,15 +75,21 @@ class Marks:
             return [(match[0], match.span()) for match in self._pattern.finditer(text)]
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         places = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        return [(self.names[token], place) for token, place in places if token in self.names]
+        return [
+            (self.names[token], (start, end))
+            for token, (start, end) in places
+            if token in self.names and len(text[start:end].strip()) > 1  # a letter may be one when normalized
+        ]
 
     def cut(self, text: str, with_: str = CUT) -> str:
         """A text in whose tokens CUT, or another text, follows the first letter."""
-        while found := self.find(text):
-            for _, (start, end) in reversed(found):
-                letter = start + len(text[start:end]) - len(text[start:end].lstrip()) + 1
+        while True:
+            letters = [end - len(text[start:end].lstrip()) + 1 for _, (start, end) in self.find(text)]
+            uncut = [letter for letter in letters if not text.startswith(with_, letter)]
+            if not uncut:  # one that is cut is still a token to a normalizer that drops what cuts it
+                return text
+            for letter in reversed(uncut):
                 text = text[:letter] + with_ + text[letter:]
-        return text
 
 
 class TextMarks(NamedTuple):
@@ -99,9 +109,29 @@ def encode_text(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def decode_cut(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], whole: str) -> str:
-    """The text of some ids of a whole text, without the halves of characters at its ends."""
+    """The text of some ids of a whole text, without the halves of characters at its ends.
+
+    A character has at most three tokens that are a part of it alone. A decoder may write a whole run of bytes
+    as U+FFFD where one at its end is a half.
+    """
     text = cast("str", tokenizer.decode(list(ids)))
-    return text if "\ufffd" in whole else text.strip("\ufffd")
+    if HALF not in text or HALF in whole:
+        return text
+    for start, end in sorted(product(range(4), range(4)), key=sum):
+        part = cast("str", tokenizer.decode(list(ids[start : len(ids) - end])))
+        if HALF not in part:
+            return part
+    return text.strip(HALF)
+
+
+def decode_unfinished(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """The text of a completion that was cut, without special tokens and half a character at its end."""
+    whole = text = cast("str", tokenizer.decode(list(ids), skip_special_tokens=True))
+    for end in range(1, 4):
+        if not text.endswith(HALF):
+            return text
+        text = cast("str", tokenizer.decode(list(ids[:-end]), skip_special_tokens=True))
+    return whole if text.endswith(HALF) else text
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, text: str, continuation: str) -> list[int]:

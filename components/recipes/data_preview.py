@@ -22,6 +22,7 @@ from components.evaluation.control_tokens import with_control_tokens
 from components.evaluation.pair_warnings import reading_warnings
 from components.federation.protocol import build_federation
 from components.models.backbone import BackboneError
+from components.models.chat_template import ChatTemplateError
 from components.models.policy import PolicyError
 from components.recipes.inputs import hash_path, is_larger, map_named, named_files, with_original_names
 from components.reporting.lines import left_out_line
@@ -133,7 +134,7 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
             except DataError as error:
                 raise DataError(str(error).replace(f"{path} has", "the judge has")) from None
     warnings = list(data_set.warnings)
-    with suppress(BackboneError, PolicyError):  # which the check of models explains
+    with suppress(BackboneError, ChatTemplateError, PolicyError):  # which the check of models explains
         day = recipe.policy.chat_date or date.today().isoformat()
         dated = recipe.model_copy(update={"policy": recipe.policy.model_copy(update={"chat_date": day})})
         rows = data_set.tables["pairs"][[*TEXTS]].itertuples(index=False)

@@ -191,6 +191,9 @@ HARMLESS = [
     ],
     *[
         "notes.txt",
+        "train.meta.json",
+        "stats.tsv",
+        "cache-0123abcd.arrow",
         "figure.png",
         "images.zip",
         "load.py",

@@ -243,3 +243,38 @@ def test_sources_of_text_read_what_looks_like_messages_as_text(tmp_path):
 def test_how_messages_are_read_is_refused_with_sources_that_have_none():
     with pytest.raises(RecipeError, match=r"data\.messages is not used with data\.source 'aclsum'.*jsonl"):
         load_recipe("debug", ["data.messages=text"])
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ('[{"from": "coal", "to": "power", "value": 1}]', '[{"from": "gas", "to": "heat", "value": 2}]'),
+        ("[{'from': 'coal', 'to': 'power', 'value': 1}]", "[{'from': 'gas', 'to': 'heat', 'value': 2}]"),
+    ],
+)
+def test_lists_of_other_objects_are_text_without_a_word(tmp_path, texts):
+    chosen, rejected = texts
+    rows = [{"prompt": f"Flow {n}?", "chosen": f"{chosen}", "rejected": rejected} for n in range(20)]
+    found = read(tmp_path, rows)
+    assert found.warnings == ()
+    assert {pair.chosen for pair in found.pairs} <= {chosen}
+
+
+def test_one_decision_holds_for_all_splits_of_a_folder(tmp_path):
+    def rows(name, count, plain):
+        told = [json.dumps([{"role": "assistant", "content": f"{name} {n}"}]) for n in range(count)]
+        texts = [*told, *(f"plain {n}" for n in range(plain))]
+        return [
+            {"prompt": f"{name} {n}?", "chosen": text, "rejected": text[::-1]} for n, text in enumerate(texts)
+        ]
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, count, plain in (("train", 40, 0), ("test", 7, 1)):
+        made = rows(name, count, plain)
+        for row in made:
+            row["rejected"] = row["chosen"].replace(name, "other")
+        write_jsonl(folder / f"{name}.jsonl", made)
+    found = load(data_config(source="jsonl", path=str(folder), options=WHOLE_FILE), 0)
+    assert not any("role" in pair.chosen for pair in found.pairs)
+    assert {pair.split for pair in found.pairs} >= {"train", "test"}

@@ -184,17 +184,6 @@ def test_groups_of_two_sources_are_distinct_unless_they_are_the_prompt(tmp_path)
     assert all(len(clients) == 1 for clients in owners.values())
 
 
-def test_a_conversation_of_a_source_keeps_one_group(tmp_path):
-    turns = ["Hi 7?", "Human: Hi 7?\n\nAssistant: Hello.\n\nHuman: So?"]
-    talk = [pair(n, "a", prompt=text, chosen="Hello.") for n, text in enumerate(turns)]
-    parts = [own(tmp_path, name, [*(pair(i, name) for i in range(60)), *talk]) for name in "ab"]
-    groups = defaultdict(set)
-    for row in sources.load(mixture(*parts), 0).pairs:
-        if row.prompt in turns:
-            groups[row.client_id].add(row.group)
-    assert groups == {name: {f"{name}/{turns[0]}"} for name in "ab"}
-
-
 def test_max_pairs_of_a_source_samples_whole_prompts_as_that_of_the_recipe_does(tmp_path):
     rows = [pair(i // 2, "a", chosen=f"yes {i}" + " so" * (i % 3)) for i in range(160)]
     parts = [
@@ -342,7 +331,7 @@ def test_two_real_samples_are_two_clients_and_no_row_is_lost_uncounted(samples, 
     assert {
         name: sum(counts[s] for s in ("train", "validation", "test"))
         for name, counts in read_clients(tmp_path / "data").items()
-    } == {"hh-rlhf": 906, "auto-j": 408}
+    } == {"hh-rlhf": 905, "auto-j": 408}
 
 
 def test_warnings_of_the_parts_name_them(tmp_path):

@@ -1,7 +1,7 @@
 """Splitting, partition, validation and the prepared folder, end to end on small files."""
 
 import json
-import re
+import time
 from collections import Counter, defaultdict
 from dataclasses import asdict, replace
 from itertools import product
@@ -13,18 +13,16 @@ from components.config import DataConfig
 from components.data import sources
 from components.data.data_report import Limits, read_report
 from components.data.prepare import assemble, prepare
-from components.data.records import TEXTS, DataError, Pair, read_clients, read_rows
+from components.data.records import DataError, Pair, read_clients, read_rows
 from components.data.same_text import same_text
 from components.data.splits import (
     assign,
-    connected,
-    continuations,
     conversation_warning,
     grouped,
     one_spelling,
 )
 from components.data.validation import validate
-from tests.support.sources import data_config, prepared_rows, write_jsonl
+from tests.support.sources import WHOLE_FILE, data_config, prepared_rows, write_jsonl
 
 
 @pytest.fixture
@@ -156,50 +154,45 @@ def turns_of(name, count=3):
     return pairs
 
 
-def test_turns_of_one_conversation_are_one_group_named_by_the_smallest_prompt():
-    pairs = [pair for name in "abcd" for pair in turns_of(name)]
-    links = continuations(pairs)
-    assert connected(pairs, links) == [n for n in range(4) for _ in range(3)]
-    groups = [pair.group for pair in grouped(pairs, links)]
-    assert groups == [min(pair.prompt for pair in pairs[n // 3 * 3 : n // 3 * 3 + 3]) for n in range(12)]
-    assert conversation_warning(pairs, links) == ""
+def test_pairs_that_go_on_with_a_conversation_of_another_split_are_counted():
+    rows = [(*pair.texts, split) for pair, split in zip(turns_of(1), ("train", "test", "train"), strict=True)]
+    assert conversation_warning(rows).startswith(
+        "2 of 3 pairs go on with the conversation of a pair in another"
+    )
+    assert "column group" in conversation_warning(rows)
+    assert conversation_warning([(*texts, "train") for *texts, _ in rows]) == ""
 
 
-def test_conversations_that_only_begin_alike_or_quote_an_answer_are_not_connected():
-    first = Pair("Hi?", "Hello.", "Go.")
+def test_conversations_that_only_begin_alike_or_quote_an_answer_are_not_counted():
     others = [
         "Human: Hi?\n\nAssistant: What?\n\nHuman: So?",
         "Hi?\nHello.\nSo?",
         "Human: Hi? Hello.\n\nAssistant: a",
+        "Assistant: Hello.\n\nHuman: Well?",
     ]
-    assert not continuations([first, *(Pair(text, "a", "b") for text in others)])
+    rows = [("Hi?", "Hello.", "Go.", "train"), *((text, "a", "b", "test") for text in others)]
+    assert conversation_warning(rows) == ""
 
 
-def test_conversations_that_would_connect_most_pairs_are_a_warning_with_their_number():
-    greeted = [Pair(f"Human: Hi?\n\nAssistant: Hello.\n\nHuman: Question {n}?", "a", "b") for n in range(9)]
-    pairs = [Pair("Hi?", "Hello.", "Go."), *greeted]
-    links = continuations(pairs)
-    assert len(set(connected(pairs, links))) == 10
-    assert conversation_warning(pairs, links).startswith(
-        "9 of 10 pairs go on with the conversation of another pair"
-    )
+def test_many_conversations_that_begin_alike_are_counted_in_linear_time():
+    greeted = [
+        (f"Human: Hi?\n\nAssistant: Hello.\n\nHuman: Question {n}?", "a", "b", "test") for n in range(5000)
+    ]
+    started = time.monotonic()
+    warning = conversation_warning([("Hi?", "Hello.", "Go.", "train"), *greeted])
+    assert warning.startswith("5,000 of 5,001 pairs")
+    assert time.monotonic() - started < 20
 
 
-def test_an_answer_of_the_test_split_stands_in_no_prompt_of_another_split(tmp_path):
-    rows = [asdict(pair) | {"client_id": f"o{n % 6}"} for n in range(60) for pair in turns_of(n)]
-    path = write_jsonl(
-        tmp_path / "p.jsonl", [{name: row[name] for name in ("client_id", *TEXTS)} for row in rows]
-    )
-    found = assemble(data_config(source="jsonl", path=path), 0)
-    frames = [found.tables[name] for name in ("pairs", "prompts")]
-    splits = {
-        text: split for frame in frames for text, split in zip(frame["prompt"], frame["split"], strict=True)
-    }
-    by_conversation = defaultdict(set)
-    for text, split in splits.items():
-        by_conversation[re.search(r"parcel (\d+)", text)[1]].add(split)
-    assert {"train", "test", "align"} <= set.union(*by_conversation.values())
-    assert all(len(own) == 1 for own in by_conversation.values())
+def test_turns_of_conversations_whose_rows_name_a_group_are_in_one_split(tmp_path):
+    rows = [
+        asdict(pair) | {"client_id": f"o{n % 6}", "group": f"g{n}"} for n in range(60) for pair in turns_of(n)
+    ]
+    data = data_config(source="jsonl", path=write_jsonl(tmp_path / "p.jsonl", rows), options=WHOLE_FILE)
+    assert not any("conversation" in text for text in assemble(data, 0).warnings)
+    alone = [{name: value for name, value in row.items() if name != "group"} for row in rows]
+    data = data_config(source="jsonl", path=write_jsonl(tmp_path / "q.jsonl", alone), options=WHOLE_FILE)
+    assert any("go on with the conversation" in text for text in assemble(data, 0).warnings)
 
 
 def test_tldrs_copies_of_a_post_that_differ_in_spacing_are_in_one_split(tmp_path):

@@ -29,7 +29,7 @@ def test_the_real_harmlessness_sample_is_prepared_and_loses_no_row_uncounted(sam
     )
     rows = report.rows
     assert rows.pairs + rows.judge + sum(rows.dropped.values()) == 1156
-    assert rows.pairs == 906
+    assert rows.pairs == 905
     assert rows.dropped["empty answer"] == 2
     assert "dialogues without a common prompt" not in rows.dropped
-    assert report.splits == {"train": 593, "validation": 101, "test": 212}
+    assert report.splits == {"train": 592, "validation": 103, "test": 210}

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from tokenizers import AddedToken, normalizers
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from components.config import PolicyConfig
 from components.data.data_report import read_report
@@ -13,7 +13,7 @@ from components.data.records import DataError
 from components.data.templates import load as load_template
 from components.evaluation.control_tokens import find_readers
 from components.models.backbone import fetch_backbone
-from components.models.chat_template import find_marks
+from components.models.chat_template import ChatTemplate, ChatTemplateError, find_marks
 from components.models.policy import PolicyTexts
 from components.models.rewards.classifier import ResponseFormat
 from components.models.selector import Comparison, encode_comparison
@@ -268,6 +268,85 @@ def test_selectors_and_classifiers_read_them_as_text_too(tmp_path):
         encoded = ResponseFormat(form, 200).encode(tokenizer, texts)["input_ids"].tolist()
         counts = {sum(token == end for token in ids if token != tokenizer.pad_token_id) for ids in encoded}
         assert len(counts) == 1
+
+
+def test_what_selectors_and_classifiers_read_of_an_answer_keeps_its_thoughts():
+    tokenizer = build_chat_tokenizer(family("thinking-prompt"))
+    opening = tokenizer.convert_tokens_to_ids("<think>")
+    template = load_template("summarization/selector", "selector")
+    thinking = "<think>hm</think>Here."
+    assert (
+        encode_comparison(tokenizer, template, Comparison("Where?", thinking, "No."), 400, None).count(
+            opening
+        )
+        == 1
+    )
+    encoded = ResponseFormat("{prompt}: {response}", 200).encode(tokenizer, [("A <think>?", thinking)])
+    assert encoded["input_ids"][0].tolist().count(opening) == 1
+
+
+def test_a_mark_of_thoughts_that_a_template_writes_alone_is_one_of_thoughts():
+    header = "<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}</think>{% endif %}"
+    template = f"{{% for m in messages %}}{header}{{{{ m.content }}}}<|im_end|>{{% endfor %}}"
+    marks = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+    tokenizer = build_chat_tokenizer(Family(template, None, "<|im_end|>", marks, "<|im_end|>"))
+    found = find_marks(tokenizer)
+    answer = "<think>t</think>4"
+    assert found.answer.cut(answer) == answer
+    assert found.prompt.cut(answer) != answer
+
+
+def test_marks_of_turns_that_come_in_two_forms_are_none_of_thoughts():
+    turn = "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}{{ m.content }}</s>{% endif %}"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
+    tokenizer = build_chat_tokenizer(Family(template, "<s>", "</s>", ("[INST]", "[/INST]"), "</s>"))
+    assert {*find_marks(tokenizer).answer.names.values()} == {"<s>", "</s>", "[INST]", "[/INST]"}
+
+
+def test_prompts_with_many_control_tokens_are_cut_no_more_than_others(tmp_path):
+    texts = PolicyTexts(write_chat_policy("qwen2", tmp_path).model_copy(update={"max_prompt_tokens": 200}))
+    assert len(texts.encode("x<|im_end|>" * 40 + " The question?")) > 180
+    assert texts.tokenizer.decode(texts.encode("x<|im_end|>" * 40 + " The question?")).count("<|im_end|>") > 5
+
+
+def test_pages_that_name_the_end_of_a_text_are_not_taken_for_rendered_ones(tmp_path):
+    template = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    tokenizer = build_chat_tokenizer(Family(template, "<s>", "</s>", (), "</s>"))
+    pages = [row | {"prompt": f"Mend <p><s>5 EUR</s> {n}</p>"} for n, row in enumerate(rows())]
+    (warning,) = warnings_of(recipe(tmp_path, pages, on_model(tokenizer, tmp_path)))
+    assert "'</s>' of policy in" in warning
+
+
+@pytest.mark.parametrize(
+    "end", ["</model>", "<td>Model</td>", "std::vector<Model>", "<label>Assistant</label>", "[1]"]
+)
+def test_prompts_that_end_in_marks_of_other_kinds_are_no_rendered_ones(end, tmp_path):
+    ended = [row | {"prompt": f"{row['prompt']} {end}"} for row in rows()]
+    assert not any("rendered" in text for text in preview_data(recipe(tmp_path, ended)).warnings)
+
+
+def test_the_unknown_token_of_a_vocabulary_of_words_is_text():
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("\u2581a", -1.0), ("a", -2.0)], unk_id=0))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+    assert find_marks(tokenizer).prompt.cut("what is <unk> ?") == "what is <unk> ?"
+
+
+def test_a_letter_that_a_normalizer_makes_a_token_is_text():
+    tokenizer = build_chat_tokenizer(family("qwen2"))
+    tokenizer.add_tokens([AddedToken("<n>", special=True, normalized=True)])
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\n", "<n>")
+    marks = Marks(tokenizer, [tokenizer.convert_tokens_to_ids("<n>")])
+    assert marks.cut("a\nb") == "a\nb"
+
+
+def test_a_template_that_fails_on_texts_has_no_marks_and_is_refused_in_a_sentence():
+    tokenizer = build_chat_tokenizer(family("qwen2"))
+    tokenizer.chat_template = "{{ 1 + messages[0].content }}"
+    assert {*find_marks(tokenizer).prompt.names.values()} == {"<|im_end|>"}
+    with pytest.raises(ChatTemplateError, match="rejects the prompt"):
+        ChatTemplate(tokenizer, {}, None).render(
+            [{"role": "user", "content": "a"}], add_generation_prompt=True
+        )
 
 
 def test_the_report_has_the_sentence(tmp_path):

@@ -18,11 +18,19 @@ ANSWER = "(m.content if m.role == 'user' else m.content.CUT)"
 DROPPING = {
     "all before </think>": (ANSWER.replace("CUT", "split('</think>')[-1]"), "<think>\nfour\n</think>\n\n4"),
     "another mark of thoughts": (ANSWER.replace("CUT", "split('[/THOUGHT]')[-1]"), "[THOUGHT]f[/THOUGHT]4"),
+    "all outside two marks": (
+        ANSWER.replace(
+            "CUT",
+            "split('<answer>')[-1] if '<answer>' in m.content and '</answer>' in m.content else m.content",
+        ),
+        "I think so. <answer>4</answer>",
+    ),
     "all but the first line": (ANSWER.replace("CUT", "split('\n')[0]"), "It is\nfour."),
     "all beyond a length": ("(m.content if m.role == 'user' else m.content[:5])", "It is four."),
     "case": ("m.content | lower", "It is FOUR."),
 }
 SHOWING = {
+    "an empty block of thoughts": ("m.content", "<think>\n\n</think>\n\n4"),
     "content as it is": ("m.content", "<think>\nfour\n</think>\n\n4"),
     "other white space": ("m.content | trim | replace('\n', ' ')", "It is\n\nfour."),
     "thoughts in a block of their own": (
@@ -106,6 +114,12 @@ def test_an_answer_that_the_prompt_quotes_is_hidden_too(recipe):
 def test_a_template_that_writes_answers_is_not(case, recipe):
     content, answer = SHOWING[case]
     assert warnings_of(recipe(content, rows(answer)), rows(answer)) == []
+
+
+def test_an_answer_that_begins_as_the_template_begins_one_is_written_in_full(tmp_path):
+    config = write_chat_policy("qwen3", tmp_path)
+    texts = PolicyTexts(config)
+    assert not texts.hides("What is 2 + 2?", "<think>\n\n</think>\n\n4", "<think>\nhm\n</think>\n\n5")
 
 
 def test_some_of_such_answers_are_counted(recipe, tmp_path):

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from jinja2 import Environment
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from components.config import PolicyConfig, UserError
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter, read_adapter
 from components.models.backbone import fetch_backbone, load_backbone
-from components.models.export import export_model
+from components.models.export import export_model, with_defaults
 from components.models.policy import Policy, PolicyTexts
 from components.models.selector import Comparison
 from components.models.selector_model import Selector
@@ -139,6 +140,16 @@ def test_a_server_that_knows_neither_arguments_nor_system_turn_renders_what_was_
         other, tokenize=False, enable_thinking=True, add_generation_prompt=True
     )
     assert "é" not in text and "<think>" not in text
+
+
+def test_defaults_of_a_template_change_nothing_else_of_it():
+    template = "\n\nHuman: {{ messages[-1].content }}{{ day }}"
+    arguments = {"day": 'it\'s "é"', "no-name": 1, "if": 2, "True": 3}
+    environment = Environment(trim_blocks=True, lstrip_blocks=True)
+    turns = [{"role": "user", "content": "Hi"}]
+    rendered = environment.from_string(with_defaults(template, arguments, "Be brief.")).render(messages=turns)
+    assert rendered == '\n\nHuman: Hiit\'s "é"'
+    assert with_defaults(template, {}, None) == template
 
 
 def test_a_tokenizer_has_no_chat_template_where_prompts_are_given_without_one(tmp_path):

@@ -10,7 +10,7 @@ from components.models import continuous_batch, generation
 from components.models import policy as policy_module
 from components.models.adapters import AdapterSlot, attach_lora, export_adapter
 from components.models.backbone import load_backbone
-from components.models.generation import decode_completion, find_stop_ids, generate_completions
+from components.models.generation import find_stop_ids, generate_completions
 from components.models.policy import (
     ClientPolicySet,
     Policy,
@@ -24,7 +24,7 @@ from components.models.policy import (
 )
 from components.models.resident import ResidentPolicy
 from components.models.samples import Completion, GenerationSettings, Reply, SampleKey
-from components.models.tokens import decode_cut
+from components.models.tokens import decode_cut, decode_unfinished
 from tests.support.adapters import random_tensors
 
 PROMPTS = [
@@ -143,7 +143,7 @@ def test_a_prompt_and_a_completion_are_cut_at_whole_characters(policy, length, m
     shown = policy.tokenizer.decode(PolicyTexts(config).encode("語" * 100))
     assert "語語" in shown and "\ufffd" not in shown
     ids = policy.tokenizer.encode("語" * 100, add_special_tokens=False)[:length]
-    assert set(decode_completion(policy.tokenizer, ids, finished=False)) == {"語"}
+    assert set(decode_unfinished(policy.tokenizer, ids)) == {"語"}
     kept = "a\ufffd b \ufffd"
     assert decode_cut(policy.tokenizer, policy.tokenizer.encode(kept), kept) == kept
 

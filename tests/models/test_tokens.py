@@ -9,7 +9,7 @@ from components.data.templates import load
 from components.models import policy
 from components.models.backbone import load_tokenizer
 from components.models.selector import Comparison, encode_comparison, find_choice_tokens
-from components.models.tokens import encode_beginning, leading_ids
+from components.models.tokens import decode_cut, decode_unfinished, encode_beginning, leading_ids
 from tests.support.tokenizers import WITH_BOS, WITHOUT_BOS, load_family
 
 SELECTOR = load("summarization/selector_short", "selector")
@@ -21,6 +21,18 @@ def tokenizer(request, tmp_path):
 
 
 families = pytest.mark.parametrize("tokenizer", [*WITH_BOS, *WITHOUT_BOS], indirect=True)
+
+
+@pytest.mark.parametrize("tokenizer", ["llama-2", "gpt2"], indirect=True)
+def test_a_cut_text_keeps_all_whole_characters_also_where_a_decoder_drops_a_run_of_bytes(tokenizer):
+    text = "hello " + "語" * 20
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    for end in range(1, 7):
+        kept = decode_cut(tokenizer, ids[:-end], text)
+        assert "\ufffd" not in kept and kept.count("語") == 20 - -(-end // 3)
+        assert decode_unfinished(tokenizer, ids[:-end]) == kept
+    assert decode_cut(tokenizer, ids[-10:], text).count("語") == 3
+    assert decode_unfinished(tokenizer, []) == ""
 
 
 def encode_film(tokenizer, max_length=500, completion="was great"):

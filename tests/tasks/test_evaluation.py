@@ -339,7 +339,7 @@ def test_prompts_without_an_output_of_the_reference_are_refused_when_the_data_ar
     path.write_text(json.dumps([row.model_dump() for row in outputs]))
     monkeypatch.setattr(prepare, "prepare", lambda *_: preparation_report())
     monkeypatch.setattr(alpaca_inputs, "check_alpaca_eval", lambda config: None)
-    with pytest.raises(DataError, match="1 of the 3 held-out prompts.*'server text 2 for test'"):
+    with pytest.raises(DataError, match=r"1 of the 3 held-out prompts \(first: number 3\)"):
         data.prepare_data.fn(
             with_alpaca_eval(debug, reference_outputs=str(path)), prepared, tmp_path / "trees"
         )

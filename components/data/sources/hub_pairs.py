@@ -12,9 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, FiniteFloat, field_validator
 
@@ -24,7 +23,7 @@ from components.data.raw import BareText, Label, RawRow, Text, collect, column_n
 from components.data.records import DataError, Pair, SourceData, trailing_space
 from components.data.rows import CONVERSION, SUFFIXES, RawRows, find_file, from_file, from_hub
 from components.data.sources.source import PairSource
-from components.data.splits import continuations, conversation_warning, hold_out, in_splits
+from components.data.splits import hold_out, in_splits
 
 TURN = "\n\nAssistant:"
 USER_TURN = "\n\nHuman:"
@@ -69,22 +68,29 @@ class HubPairs(PairSource):
         by_split: dict[str, list[Pair]] = {}
         dropped: Counter[str] = Counter()
         warnings: list[str] = []
-        for split, (rows, where) in self.raw_splits(data).items():
-            read: Iterable[Mapping[str, Any]] = rows
-            if self.reads_messages:
-                raw_rows = list(rows)
-                messages = message_columns(raw_rows, where, data.messages)
-                lists = [messages.lists(row, f"{where}, row {n}") for n, row in enumerate(raw_rows, 1)]
-                warnings += messages.warnings(list(zip(raw_rows, lists, strict=True)))
-                read = lists
-            by_split[split], counts = self.make_pairs(read, where)
+        splits = self.raw_splits(data)
+        if self.reads_messages:
+            splits, warnings = self._with_lists(splits, data)
+        for split, (rows, where) in splits.items():
+            by_split[split], counts = self.make_pairs(rows, where)
             dropped += counts
-        everything = list(chain.from_iterable(by_split.values()))
-        links = continuations(everything)
-        warnings += filter(None, [conversation_warning(everything, links)])
-        pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed, links)
+        pairs, dropped["prompt also in the test split"] = in_splits(by_split, data, seed)
         held = hold_out(pairs, self.name, self.shares, seed, +dropped)
         return replace(held, warnings=tuple(warnings))
+
+    def _with_lists(
+        self, splits: Mapping[str, RawRows], data: DataConfig
+    ) -> tuple[dict[str, RawRows], list[str]]:
+        """The rows with lists in place of messages as JSON text, and sentences on what was read so."""
+        raw = {split: RawRows(list(rows), where) for split, (rows, where) in splits.items()}
+        everything = [row for rows, _ in raw.values() for row in rows]
+        messages = message_columns(everything, self.name, data.messages)
+        lists: dict[str, RawRows] = {}
+        for split, (rows, where) in raw.items():
+            read = [messages.lists(row, f"{where}, row {number}") for number, row in enumerate(rows, 1)]
+            lists[split] = RawRows(cast("list[dict[str, Any]]", read), where)
+        read_rows = [row for rows, _ in lists.values() for row in rows]
+        return lists, messages.warnings(list(zip(everything, read_rows, strict=True)))
 
     def make_pairs(self, rows: Iterable[Mapping[str, Any]], where: str) -> tuple[list[Pair], Counter[str]]:
         """Make pairs of raw rows, without white space around their texts.

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, ClassVar, Self
@@ -171,10 +171,7 @@ class Mixture(Source):
         tables: list[list[Pair]] = []
         for part in self.sources:
             source = loaded[part.client]
-            own = _own_groups([*source.pairs, *source.judge])
-            tables += [
-                [_part_pair(pair, part, own) for pair in pairs] for pairs in (source.pairs, source.judge)
-            ]
+            tables += [[_part_pair(pair, part) for pair in pairs] for pairs in (source.pairs, source.judge)]
         with_group = iter(with_groups(*tables))
         for part in self.sources:
             pairs, judge = (
@@ -215,17 +212,13 @@ def _limit(pairs: list[Pair], limits: int | SplitLimits | None, seed: int) -> li
     return kept
 
 
-def _own_groups(pairs: Iterable[Pair]) -> set[str]:
-    """The groups of a source that are not the prompt of their pairs in some spelling."""
-    return {pair.group for pair in pairs if pair.group and same_text(pair.group) != same_text(pair.prompt)}
-
-
-def _part_pair(pair: Pair, part: PartConfig, own_groups: Collection[str]) -> Pair:
-    """A pair of a source, with a group only if it is one of the source's own."""
+def _part_pair(pair: Pair, part: PartConfig) -> Pair:
+    """A pair of a source, with a group only if it is not the prompt in some spelling."""
+    own_group = pair.group and same_text(pair.group) != same_text(pair.prompt)
     return replace(
         pair,
         source=pair.source or part.source,
-        group=f"{part.client}/{pair.group}" if pair.group in own_groups else None,
+        group=f"{part.client}/{pair.group}" if own_group else None,
         domain=pair.domain or part.client,
     )
 

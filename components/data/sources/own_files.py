@@ -13,15 +13,16 @@ train-00000-of-00002.parquet, these are the splits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, create_model
 
 from components.config import DataConfig, unknown_name
-from components.data.conversations import ConversationRow, message_columns
+from components.data.conversations import ConversationRow, MessageColumns, Row, message_columns
 from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import TEXTS, DataError, Pair, SourceData
 from components.data.rows import file_kinds, find_splits, read_file, split_name_warning
@@ -29,8 +30,6 @@ from components.data.sources.source import AlignShare, Source
 from components.data.splits import (
     Shares,
     connection_warning,
-    continuations,
-    conversation_warning,
     grouped,
     hold_out,
     in_splits,
@@ -93,7 +92,13 @@ class FileRows(NamedTuple):
 
     pairs: list[Pair]
     invalid: dict[str, str]  # by place, why a row does not fit the model, or which of its texts is empty
-    warnings: list[str]  # sentences on how its columns were read
+    messages: MessageColumns  # which of its columns hold messages
+    read: list[tuple[Row, Row]]  # the rows of the pairs, as they are and with lists of messages
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on how the columns were read."""
+        return self.messages.warnings(self.read)
 
 
 class FileSource(Source):
@@ -130,20 +135,19 @@ class FileSource(Source):
         read = self.read(data)
         by_split = {split: rows.pairs for split, rows in read.items()}
         invalid = {place: why for rows in read.values() for place, why in rows.invalid.items()}
-        warnings = [warning for rows in read.values() for warning in rows.warnings]
-        everything = [pair for rows in read.values() for pair in rows.pairs]
+        (messages, *_) = [rows.messages for rows in read.values()]
+        warnings = messages.warnings([pair for rows in read.values() for pair in rows.read])
         names = split_name_warning(Path(str(data.path))) if "" in read else ""
-        links = continuations(everything)
-        warnings += filter(None, [names, conversation_warning(everything, links)])
+        warnings += filter(None, [names])
         whole = by_split.pop("", None)
         if whole is None:
             if "train" not in by_split:
                 raise DataError(f"{data.path}: there is no split train in this folder: bring its pairs too")
-            warning = connection_warning(by_split["train"], links)
-            pairs, duplicates = in_splits(by_split, data, seed, links)
+            warning = connection_warning(by_split["train"])
+            pairs, duplicates = in_splits(by_split, data, seed)
         else:
-            warning = connection_warning(whole, links)
-            pairs, duplicates = with_splits(grouped(whole, links), data.validation, data.test, seed), 0
+            warning = connection_warning(whole)
+            pairs, duplicates = with_splits(grouped(whole), data.validation, data.test, seed), 0
         left_out = len(invalid) if data.drop_invalid else 0
         counts = {"prompt also in a held-out split": duplicates, "invalid row": left_out}
         dropped = {reason: count for reason, count in counts.items() if count}
@@ -177,8 +181,9 @@ class FileSource(Source):
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
-        by_split: dict[str, FileRows] = {}
-        for split, path in find_splits(Path(data.path)).items():
+        paths = find_splits(Path(data.path))
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for split, path in paths.items():
             others = file_kinds(path) - set(self.suffixes)
             if others:
                 kinds = ", ".join(kind.name for kind in (JsonlFile, ParquetFile, CsvFile))
@@ -187,8 +192,13 @@ class FileSource(Source):
                     f" are {' and '.join(sorted(others))}: for another kind, choose another data.source"
                     f" ({kinds})"
                 )
-            by_split[split] = read_pairs(path, data, self.row, limit, split)
-        return by_split
+            rows[split] = read_file(path, limit)
+        everything = list(chain.from_iterable(rows.values()))
+        messages = message_columns(everything, data.path.name, data.messages, data.columns)
+        return {
+            split: _read_rows(paths[split], own, messages, data, self.row, limit is None, split)
+            for split, own in rows.items()
+        }
 
 
 class JsonlFile(FileSource):
@@ -230,13 +240,25 @@ def read_pairs(
         DataError: the file is missing or is not of its kind, or the share of the invalid rows is above
             data.drop_invalid; if that is 0, a row does not fit the model.
     """
-    if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
-        row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
     raw_rows = read_file(path, limit)
     messages = message_columns(raw_rows, str(path), data.messages, data.columns)
+    return _read_rows(path, raw_rows, messages, data, row, limit is None, split)
+
+
+def _read_rows(
+    path: Path,
+    raw_rows: Sequence[Row],
+    messages: MessageColumns,
+    data: DataConfig,
+    row: type[OwnRow],
+    is_whole: bool,
+    split: str,
+) -> FileRows:
+    if data.column is not None and data.column not in row.model_fields.keys() - {"margin"}:
+        row = create_model(row.__name__, __base__=row, column=(OwnLabel, Field(alias=data.column)))
     pairs: list[Pair] = []
     invalid: dict[str, str] = {}
-    read: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = []
+    read: list[tuple[Row, Row]] = []
     for number, raw in enumerate(raw_rows, 1):
         where = f"{path}, row {number}"
         try:
@@ -254,16 +276,16 @@ def read_pairs(
             pairs.append(pair)
             read.append((raw, lists))
     allowed = data.drop_invalid * len(raw_rows)
-    if data.drop_invalid and limit is None and (not pairs or len(invalid) > allowed):
+    if data.drop_invalid and is_whole and (not pairs or len(invalid) > allowed):
         place, why = next(iter(invalid.items()))
         raise DataError(
             f"{path}: {len(invalid)} of {len(raw_rows)} rows are invalid, more than data.drop_invalid"
             f" ({data.drop_invalid:g} of the rows) allows; the first: {place}: {why}"
         )
-    return FileRows(pairs, invalid, messages.warnings(read))
+    return FileRows(pairs, invalid, messages, read)
 
 
-def _read_pair(raw: Mapping[str, Any], row: type[OwnRow], data: DataConfig, where: str, split: str) -> Pair:
+def _read_pair(raw: Row, row: type[OwnRow], data: DataConfig, where: str, split: str) -> Pair:
     missing = next((own for own in data.columns.values() if own not in raw), None)
     if missing is not None:
         hint = unknown_name("data.columns: the column", missing, raw)

@@ -44,7 +44,7 @@ from components.models.chat import ChatEndpoint, read_key
 from components.models.chat_template import needs_date
 from components.models.policy import Policy
 from components.models.selector import Comparison
-from components.models.tokens import decode_cut
+from components.models.tokens import decode_cut, encode_text
 from components.progress import Work, report_work
 
 if TYPE_CHECKING:
@@ -213,7 +213,8 @@ class AutoJ(Judge):
         self.figures = {"judge_shortened": self.figures["judge_shortened"] + 1}
         tokenizer = self.model.tokenizer
         texts = (comparison.prompt, comparison.first, comparison.second)
-        cut: list[list[int]] = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        marks = self.model.marks.prompt
+        cut: list[list[int]] = [encode_text(tokenizer, marks.cut(text)) for text in texts]
         while surplus := self.model.surplus(instruction):
             if not any(cut):
                 limit = self._options.max_prompt_tokens

@@ -65,8 +65,8 @@ class ResponseFormat:
         left. BOS at the beginning of the template stays, and special tokens that
         both the template and the tokenizer write are there once.
         """
-        cut = marks_of(tokenizer).cut
-        texts = [(cut(prompt, " "), cut(response, " ")) for prompt, response in texts]
+        prompt_marks, response_marks = marks_of(tokenizer)
+        texts = [(prompt_marks.cut(prompt, " "), response_marks.cut(text, " ")) for prompt, text in texts]
         filled_in = self.template or chat_format(tokenizer)
         if filled_in is None:
             prompts, responses = map(list, zip(*texts, strict=True))
