@@ -25,15 +25,13 @@ COLUMNS = {"pairs": TEXTS, "judge": TEXTS, "prompts": ("prompt",), UNSEEN: TEXTS
 """The texts of the tables of a data set, beside the references of the prompts."""
 SHOWN = 5
 """Tokens that a sentence names."""
+MARK = r"(?:<[^<>\s/]{0,30}[|\uff5c_][^<>\s/]{0,30}>)"
 OPENED_ANSWER = re.compile(
-    r"(?:{mark}\s*(?:assistant|model)\s*{mark}?|<[|\uff5c]+(?:assistant|bot|gpt|model)[|\uff5c]+>|\[/INST\])\s*$".format(
-        mark=r"(?:<[^<>\s/]{0,30}[|\uff5c_][^<>\s/]{0,30}>)"
-    ),
+    rf"(?:{MARK}\s*(?:assistant|model)\s*{MARK}?"
+    r"|<[|\uff5c]+(?:assistant|bot|gpt|model)[|\uff5c]+>|\[/INST\])\s*$",
     re.IGNORECASE,
 )
 """The end of a prompt that a chat template has rendered: it names who answers, in marks, as templates do."""
-
-
 GIVE_TURNS = "give these rows as messages or as plain texts, or set policy.chat to 'none'"
 
 
