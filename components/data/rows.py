@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from components.data.raw import describe
 from components.data.records import DataError
+from components.hub import find_silence
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,10 +197,11 @@ def from_hub(
     import datasets
 
     where = f"{name} ({data_dir + ', ' if data_dir else ''}split {split})"
+    silence = find_silence(name, revision, "dataset")
     try:
         rows = datasets.load_dataset(name, config, split=split, revision=revision, data_dir=data_dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise _hub_error(where, error) from error
+        raise _hub_error(where, silence or error) from error
     return RawRows(map(normalize_line_ends, rows), where)
 
 
@@ -208,14 +210,15 @@ def from_hub_file(name: str, file: str, revision: str | None = None) -> RawRows:
     import huggingface_hub
 
     where = f"{name} (file {file})"
+    silence = find_silence(name, revision, "dataset")
     try:
         path = huggingface_hub.hf_hub_download(name, file, repo_type="dataset", revision=revision)
     except (OSError, ValueError) as error:
-        raise _hub_error(where, error) from error
+        raise _hub_error(where, silence or error) from error
     return RawRows(read_file(Path(path)), where)
 
 
-def _hub_error(name: str, error: Exception) -> DataError:
+def _hub_error(name: str, error: Exception | str) -> DataError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(
         f"{name} cannot be loaded from the Hugging Face hub: {reason.rstrip('.')}. "

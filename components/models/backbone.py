@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
+from components.hub import find_commit, is_hub_id, read_config, require_reachable
 from components.io import file_hash
 from components.models import eight_bit, offload
-from components.models.hub import find_commit, is_hub_id, read_config, require_reachable
 from components.models.weight_files import first_not_finite, first_other_weight
 from components.paths import backbone_root
 
@@ -215,6 +215,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
     source = fetch_backbone(config.location)
     revision = config.revision or "main"
     try:
+        require_reachable(source, config.revision)
         model_config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
         check_architecture(config.name, model_config.to_dict())
         truncate_layers(model_config, config)

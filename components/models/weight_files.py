@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from components.hub import find_cached
 from components.io import read_json
-from components.models.hub import find_cached
 
 if TYPE_CHECKING:
     import torch

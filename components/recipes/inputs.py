@@ -221,7 +221,7 @@ def _check_model_name(key: str, name: str) -> None:
     Raises:
         RecipeError: naming the key and the path.
     """
-    from components.models.hub import is_hub_id
+    from components.hub import is_hub_id
 
     path = Path(name)
     if path.is_dir():

@@ -97,3 +97,4 @@ def this_machine_alone() -> Iterator[None]:
 def hub_online(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process ask the hub of HF_ENDPOINT."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("components.hub._answers", {})

@@ -34,6 +34,7 @@ from components.data.templates import load as load_template
 from components.evaluation.judges.autoj_verdict import parse_autoj
 from components.evaluation.judges.judge import Judge, JudgeResources, JudgeSection
 from components.evaluation.winrate import Verdict
+from components.hub import require_reachable
 from components.models.backbone import (
     fetch_backbone,
     first_line,
@@ -260,6 +261,7 @@ def read_model_config(options: AutoJSection) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     try:
+        require_reachable(options.location, options.revision)
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             fetch_backbone(options.location), revision=options.revision or "main", trust_remote_code=False
         )

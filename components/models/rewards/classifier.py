@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from components.config import BackboneConfig, FrozenModel, NamedModel
 from components.environment import disable_transformers_progress_bars
+from components.hub import require_reachable
 from components.models.backbone import (
     BackboneError,
     check_quantization,
@@ -208,6 +209,7 @@ class ClassifierReward(NamedModel, ClassifierScoring):
         from transformers import AutoConfig
 
         try:
+            require_reachable(self.location, self.revision)
             config = AutoConfig.from_pretrained(
                 self.location, revision=self.revision or "main", trust_remote_code=False
             )
@@ -231,6 +233,7 @@ class ClassifierReward(NamedModel, ClassifierScoring):
         from transformers import AutoTokenizer
 
         try:
+            require_reachable(self.location, self.revision)
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.location,
                 revision=self.revision or "main",

@@ -1,15 +1,28 @@
-"""Models of the hub: their commits, and a hub that does not answer."""
+"""The hub: commits of its models, and a hub that does not answer."""
 
 import json
+import shutil
+import socket
+import time
 from collections import Counter
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
+from huggingface_hub import constants
 
+from components import hub
 from components.config import BackboneConfig
-from components.models import hub
-from components.models.backbone import BackboneError, hub_commit, read_model_config, read_tokenizer
+from components.data.records import DataError
+from components.data.rows import from_hub, from_hub_file
+from components.models.backbone import (
+    BackboneError,
+    fetch_backbone,
+    hub_commit,
+    read_model_config,
+    read_tokenizer,
+)
 
 
 @pytest.fixture
@@ -18,9 +31,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     root = tmp_path / "models--org--name"
 
-    def move(commit):
-        (root / "snapshots" / commit).mkdir(parents=True)
-        (root / "snapshots" / commit / "config.json").write_text("{}")
+    def move(commit, model=None):
+        if model is None:
+            (root / "snapshots" / commit).mkdir(parents=True)
+            (root / "snapshots" / commit / "config.json").write_text("{}")
+        else:
+            shutil.copytree(model, root / "snapshots" / commit)
         (root / "refs").mkdir(exist_ok=True)
         (root / "refs" / "main").write_text(commit)
 
@@ -47,7 +63,6 @@ def served(monkeypatch, hub_online):
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr(hub, "_answers", {})
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
@@ -104,16 +119,55 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_for_nothing_but_the_config
     assert "Retrying" not in caplog.text
 
 
-def test_a_hub_is_asked_again_after_a_while(cache, served, monkeypatch):
+@pytest.fixture
+def silent(monkeypatch, hub_online):
+    """A hub that accepts connections and never answers; gives its socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv(hub.LIMIT, "0.3")
+        yield server
+
+
+def test_a_silent_hub_is_asked_once_for_all_models_and_data_sets(cache, silent, caplog):
+    cache("a" * 40, fetch_backbone("tiny-random"))
+    start = time.monotonic()
+    assert read_tokenizer(BackboneConfig(name="org/name")).vocab_size
+    for name in ("org/one", "other/two"):
+        with pytest.raises(BackboneError, match=f"'{name}' cannot be read: the hub .*no answer within 0.3 s"):
+            read_tokenizer(BackboneConfig(name=name))
+    for read in (partial(from_hub, split="train"), partial(from_hub_file, file="x.json")):
+        with pytest.raises(DataError, match="no answer within 0.3 s; HF_HUB_ETAG_TIMEOUT sets another limit"):
+            read("org/rows")
+    assert time.monotonic() - start < 10  # the library alone takes 25 s for each of five files
+    assert len(hub._answers) == 1
+    assert "Retrying" not in caplog.text
+    silent.accept()[0].close()
+    silent.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        silent.accept()
+
+
+def test_a_slow_hub_is_waited_for_and_named(served, monkeypatch, caplog):
+    monkeypatch.setattr(hub, "QUIET_SECONDS", 0.0)
+    answers, _ = served
+    answers[CONFIG] = (200, '{"n": 1}', {})
+    assert read_model_config(BackboneConfig(name="org/name")) == {"n": 1}
+    assert "waiting for http://127.0.0.1:" in caplog.text
+    assert CONFIG in caplog.text
+
+
+def test_a_hub_that_does_not_answer_is_asked_again_after_a_while(cache, served, monkeypatch):
     answers, requests = served
     answers[CONFIG] = (503, "", {})
     config = BackboneConfig(name="org/name")
     with pytest.raises(BackboneError, match="the hub answers 503"):
         read_model_config(config)
+    assert constants.HF_HUB_OFFLINE, "the libraries do not ask either"
     answers[CONFIG] = (200, json.dumps({"n": 1}), {})
     monkeypatch.setattr(hub, "REMEMBERED_SECONDS", 0.0)
     assert read_model_config(config) == {"n": 1}
     assert requests == {CONFIG: 2}
+    assert not constants.HF_HUB_OFFLINE
 
 
 def test_a_cached_tokenizer_without_a_configuration_is_read_without_the_hub(
@@ -124,3 +178,5 @@ def test_a_cached_tokenizer_without_a_configuration_is_read_without_the_hub(
     (folder / "config.json").rename(folder / "tokenizer_config.json")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     hub.require_reachable("org/name", None)
+    with pytest.raises(OSError, match="its cache has no copy"):
+        hub.require_reachable("org/other", None)
