@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 # Without bytecode every process compiles torch, Prefect and MLflow again; empty is off, whatever the environment has.
 export PYTHONDONTWRITEBYTECODE :=
@@ -19,15 +18,12 @@ help:  ## this list
 install: $(STAMP)  ## .venv with pinned dependencies, and the embedded backbone; quick when nothing changed
 	@$(BIN)/python -c "from components.environment import configure_libraries; configure_libraries(); from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
 
-# --no-compile: pip compiles with one core, compileall with all of them. Some libraries have templates that do not compile.
 $(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no '$(PYTHON)' here: install Python 3.11 or newer, or name one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1): name a newer one, e.g. make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { echo "error: $(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu the package python3-venv)" >&2; exit 1; }
 	@echo "installing pinned dependencies into $(VENV) (minutes the first time) ..."
-	@$(PIP) install --no-compile -c constraints.txt torch==2.13.0
-	@$(PIP) install --no-compile -c constraints.txt -e '.[alpaca-eval,demo,dev,privacy,ray]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib components flows infra perf tasks || true
+	@$(BIN)/python infra/install.py
 	@touch $@
 
 demo: install  ## the whole pipeline on the recipe summarization/demo

