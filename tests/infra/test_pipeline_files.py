@@ -22,7 +22,7 @@ from components.recipes import load_recipe
 from components.recipes.benchmarks import benchmark_names
 from components.recipes.load import recipe_names
 from flows.cli import Stage
-from infra import servers
+from infra import install, servers
 from tasks.runs import write_stage_inputs
 from tests.support.pipeline import environment_without
 
@@ -429,6 +429,30 @@ def test_an_old_python_is_refused_in_one_sentence(tmp_path):
     assert "error: Python 3.11 or newer" in done.stderr
     assert f"{old} is Python 3.9.2" in done.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_an_installation_that_fails_ends_with_the_reasons_of_pip(monkeypatch, capfd):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(install, "PIP", "pip>=1")
+    monkeypatch.setattr(install, "REQUIREMENT", "./no-such-folder[extra]")
+    monkeypatch.setattr(install, "GENERATE", "print('generating')")
+    assert install.main() == 1
+    output, errors = capfd.readouterr()
+    assert "no-such-folder" in errors
+    assert "generating" not in output
+
+
+def test_an_installation_says_what_it_does_and_fails_with_a_step(monkeypatch, capfd, tmp_path):
+    pip = [sys.executable, "-c", "import time; print('Collecting one'); time.sleep(0.5)", "pip"]
+    monkeypatch.setattr(install, "PIP", "pip>=1")
+    monkeypatch.setattr(install, "_pip", lambda command: pip)
+    monkeypatch.setattr(install, "GENERATE", "import sys; sys.exit(3)")
+    monkeypatch.setattr(install, "IMPORT", "pass")
+    monkeypatch.setattr(install, "LINE_SECONDS", 0.0)
+    assert install.main() == 1
+    output = capfd.readouterr().out
+    assert "1 packages found" in output
+    assert "generating the embedded model" in output
 
 
 def test_constraints_pin_every_dependency_within_its_range():
