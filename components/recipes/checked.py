@@ -60,4 +60,5 @@ def check_recipe(recipe: Recipe, with_expectations: bool = False) -> Checked:
     preview = preview_data(recipe, with_expectations)
     unread, warnings = check_models(recipe)
     check_fit(recipe)
-    return Checked(recipe, replace(preview, warnings=(*preview.warnings, *warnings)), tuple(unread))
+    found = (*preview.warnings, *preview.expectations(), *warnings)
+    return Checked(recipe, replace(preview, warnings=found), tuple(unread))

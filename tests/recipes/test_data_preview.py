@@ -86,7 +86,7 @@ def test_expectations_and_repeats_are_checked_on_demand(own):
     empty = own([ROWS[0] | {"chosen": " "}, *ROWS[1:]], **{"data.clients": "null"})
     assert preview_data(empty).rows is not None
     with pytest.raises(DataError, match="'chosen is not empty'"):
-        preview_data(empty, with_expectations=True)
+        preview_data(empty, with_expectations=True).expectations()
 
 
 def test_the_judge_is_checked_for_each_recipe_with_the_same_data(own):
