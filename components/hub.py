@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
+from typing import Any
+from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +26,9 @@ REMEMBERED_SECONDS = 60.0
 LIMIT = "HF_HUB_ETAG_TIMEOUT"
 """The hub library's environment variable for the seconds in which the hub has to answer."""
 DEFAULT_LIMIT = 3.0
-QUIET_SECONDS = 1.0
+QUIET_SECONDS = 2.0
 """A question that takes longer is named in the log."""
+RETRY_SECONDS = 1.0
 COMMIT = re.compile("[0-9a-f]{40}")
 HEADER = "X-Repo-Commit"
 
@@ -37,9 +41,11 @@ class Answer:
     text: str = ""
     commit: str | None = None
     failure: str = ""  # why there is no text
+    is_fault: bool = False  # the hub answers by an error of its own
     is_reached: bool = True
 
 
+_asking = Lock()
 _answers: dict[str, Answer] = {}
 """By address; that of a hub that does not answer by its own one."""
 
@@ -75,8 +81,11 @@ def read_config(name: str, revision: str | None, local_only: bool = False) -> st
     if (cached := find_cached(name, "config.json", revision)) is not None:
         return cached.read_text(encoding="utf-8")
     if local_only or _is_offline():
-        raise OSError(_no_copy("no request was made" if local_only else "HF_HUB_OFFLINE is set"))
+        reason = "no request was made" if local_only else "HF_HUB_OFFLINE is set"
+        raise OSError(_no_copy(f"the hub cannot be reached ({reason})"))
     answer = _ask(name, revision)
+    if not answer.is_reached:
+        raise OSError(_no_copy(answer.failure))
     if answer.failure:
         raise OSError(answer.failure)
     return answer.text
@@ -97,13 +106,15 @@ def require_reachable(name: str, revision: str | None) -> None:
     """Ask the hub before the libraries ask it for a model.
 
     Raises:
-        OSError: it does not answer, and its cache has nothing of the model.
+        OSError: it does not answer, or by an error of its own, and its cache has nothing of the model.
     """
-    silence = find_silence(name, revision)
-    if silence and not any(
-        find_cached(name, file, revision) for file in ("config.json", "tokenizer_config.json")
-    ):
-        raise OSError(silence)
+    if _is_offline() or not is_hub_id(name):
+        return
+    answer = _ask(name, revision)
+    if answer.is_reached and not answer.is_fault:
+        return
+    if not any(find_cached(name, file, revision) for file in ("config.json", "tokenizer_config.json")):
+        raise OSError(_no_copy(answer.failure))
 
 
 def find_commit(name: str, revision: str | None) -> str | None:
@@ -131,57 +142,88 @@ def _is_offline() -> bool:
 
 def _ask(name: str, revision: str | None, repo_type: str | None = None) -> Answer:
     """The hub's answer, of which one is remembered for a while. The libraries ask only a hub that answers."""
-    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub import hf_hub_url
 
     endpoint = _endpoint()
     url = hf_hub_url(name, "config.json", repo_type=repo_type, revision=revision or "main", endpoint=endpoint)
-    for key in (endpoint, url):
-        known = _answers.get(key)
-        if known is not None and time.monotonic() - known.moment <= REMEMBERED_SECONDS:
-            return known
-    if _answers.pop(endpoint, None) is not None:
-        constants.HF_HUB_OFFLINE = False
-    answer = _request(url)
-    if answer.is_reached:
-        _answers[url] = answer
-    else:
-        _answers[endpoint] = answer
-        constants.HF_HUB_OFFLINE = True
+    with _asking:
+        for key in (endpoint, url):
+            known = _answers.get(key)
+            if known is not None and time.monotonic() - known.moment <= REMEMBERED_SECONDS:
+                return known
+        if _answers.pop(endpoint, None) is not None:
+            _switch(offline=False)
+        answer = _request(url, "HEAD" if repo_type else "GET")
+        _answers[url if answer.is_reached else endpoint] = answer
+        if not answer.is_reached:
+            log.warning("%s: models and data sets come from its cache alone", answer.failure)
+            _switch(offline=True)
     return answer
 
 
-def _request(url: str) -> Answer:
-    """The answer to one request. A thread waits for it, since looking up a name has no limit of its own."""
-    limit = float(os.environ.get(LIMIT) or DEFAULT_LIMIT)
+def _switch(offline: bool) -> None:
+    """Let the libraries ask the hub, or not. `datasets` keeps a copy of the setting."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_OFFLINE = offline
+    config = sys.modules.get("datasets.config")
+    if config is not None and "HF_DATASETS_OFFLINE" not in os.environ:
+        config.HF_HUB_OFFLINE = config.HF_DATASETS_OFFLINE = offline  # type: ignore[attr-defined]
+
+
+def _request(url: str, method: str) -> Answer:
+    """The answer to a question. A thread waits for it, since looking up a name has no limit of its own."""
+    from huggingface_hub import constants
+
+    limit = max(1.0, constants.HF_HUB_ETAG_TIMEOUT) if os.environ.get(LIMIT) else DEFAULT_LIMIT
     answers: SimpleQueue[Answer] = SimpleQueue()
-    Thread(target=lambda: answers.put(_fetch(url, 2 * limit)), daemon=True).start()
+    Thread(target=lambda: answers.put(_fetch(url, method, 2 * limit)), daemon=True).start()
     quiet = min(QUIET_SECONDS, limit)
     try:
         return answers.get(timeout=quiet)
     except Empty:
-        log.warning("waiting for %s ...", url)
+        log.warning("waiting for the hub (%s) ...", urlsplit(url).hostname)
     try:
         return answers.get(timeout=limit - quiet)
     except Empty:
         reason = f"no answer within {limit:g} s; {LIMIT} sets another limit"
-        return Answer(time.monotonic(), failure=_no_copy(reason), is_reached=False)
+        return Answer(time.monotonic(), failure=_unreached(reason), is_reached=False)
 
 
-def _fetch(url: str, timeout: float) -> Answer:
-    """The answer to a request of the hub's library, with its proxies, certificates and token."""
+def _fetch(url: str, method: str, timeout: float) -> Answer:
+    """The answer to a request of the hub's library, with its proxies, certificates and token.
+
+    What fails at once is asked for again, since a connection may be lost.
+    """
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
+    options: dict[str, Any] = {
+        "headers": build_hf_headers(),
+        "timeout": timeout,
+        "follow_redirects": True,
+    }
+    start = time.monotonic()
     try:
-        response = get_session().get(url, headers=build_hf_headers(), timeout=timeout, follow_redirects=True)
+        try:
+            response = get_session().request(method, url, **options)
+        except Exception:
+            if time.monotonic() - start > RETRY_SECONDS:
+                raise
+            time.sleep(RETRY_SECONDS)
+            response = get_session().request(method, url, **options)
     except Exception as error:  # of the client that the library chose; HF_ENDPOINT may be no address
         reason = str(error) or type(error).__name__
-        return Answer(time.monotonic(), failure=_no_copy(reason), is_reached=False)
+        return Answer(time.monotonic(), failure=_unreached(reason), is_reached=False)
     commit = next((r.headers[HEADER] for r in (*response.history, response) if HEADER in r.headers), None)
     if response.is_success:
         return Answer(time.monotonic(), response.text, commit)
     failure = f"the hub answers {response.status_code} ({response.reason_phrase})"
-    return Answer(time.monotonic(), "", commit, failure, response.status_code < 500)
+    return Answer(time.monotonic(), "", commit, failure, is_fault=response.status_code >= 500)
 
 
-def _no_copy(reason: object) -> str:
-    return f"the hub cannot be reached ({reason}), and its cache has no copy"
+def _unreached(reason: str) -> str:
+    return f"the hub cannot be reached ({reason})"
+
+
+def _no_copy(failure: str) -> str:
+    return f"{failure}, and its cache has no copy"

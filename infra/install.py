@@ -10,6 +10,7 @@ the standard library is imported here.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -31,6 +32,8 @@ IMPORT = (
     "import flows.fed_rlhf, tasks.tracking, components.data.validation, components.alignment.dpo,"
     " prefect.server.api.server, mlflow.server, flows.terminal"
 )
+LAST_LINES = 40
+"""Of pip's output, where it fails without a word on errors."""
 LINE_SECONDS = 8.0
 """Time between two lines on what is being done."""
 
@@ -39,13 +42,19 @@ def main() -> int:
     """Install, and return the exit status."""
     start = time.monotonic()
     if int(version("pip").split(".")[0]) < int(PIP.rpartition("=")[2]):
-        # An index may lack it: the one at hand does it too.
-        subprocess.run([*_pip("install"), "--quiet", "--upgrade", PIP], stderr=subprocess.DEVNULL)
+        print("  updating pip", flush=True)  # an index may lack it: the one at hand does it too
+        upgrade = [*_pip("install"), "--quiet", "--retries", "1", "--upgrade", PIP]
+        subprocess.run(upgrade, stderr=subprocess.DEVNULL)
     found: list[str] = []
     command = [*_pip("install"), "--no-compile", "-c", "constraints.txt", "-e", REQUIREMENT]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
     ) as pip:
         assert pip.stdout is not None
         reader = Thread(target=found.extend, args=(pip.stdout,), daemon=True)
@@ -55,20 +64,23 @@ def main() -> int:
         def describe() -> str:
             names = sum(line.startswith("Collecting ") for line in found)
             done = _installed() - before
-            return f"{done} of {names} packages installed" if done else f"{names} packages found"
+            return f"{done} packages installed" if done > 0 else f"{names} packages found"
 
         _wait([pip], describe, start)
         reader.join()
     if pip.returncode:
-        print(*(line for line in found if "ERROR" in line), sep="", end="", file=sys.stderr)
-        return pip.returncode
+        errors = [n for n, line in enumerate(found) if re.match(r"\s*error", line, re.IGNORECASE)]
+        print(*found[errors[0] if errors else -LAST_LINES :], sep="", end="", file=sys.stderr)
+        if pip.returncode < 0:
+            print(f"error: pip was ended by the signal {-pip.returncode}", file=sys.stderr)
+        return 1
     steps = [subprocess.Popen([sys.executable, "-c", code]) for code in (GENERATE, IMPORT)]
     _wait(steps, lambda: "generating the embedded model, and compiling what a run imports", start)
-    return int(any(step.returncode for step in steps))
+    return int(steps[0].returncode != 0)  # without the bytecode, a first run takes longer
 
 
 def _pip(command: str) -> list[str]:
-    return [sys.executable, "-m", "pip", "--disable-pip-version-check", command]
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", command]
 
 
 def _installed() -> int:

@@ -9,13 +9,17 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import datasets
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import get_session
 
 from components import hub
 from components.config import BackboneConfig
 from components.data.records import DataError
 from components.data.rows import from_hub, from_hub_file
+from components.evaluation.judges.autoj import AutoJSection
+from components.evaluation.judges.autoj import read_model_config as read_judge_config
 from components.models.backbone import (
     BackboneError,
     fetch_backbone,
@@ -124,7 +128,7 @@ def silent(monkeypatch, hub_online):
     """A hub that accepts connections and never answers; gives its socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
-        monkeypatch.setenv(hub.LIMIT, "0.3")
+        monkeypatch.setattr(hub, "DEFAULT_LIMIT", 0.3)
         yield server
 
 
@@ -152,22 +156,72 @@ def test_a_slow_hub_is_waited_for_and_named(served, monkeypatch, caplog):
     answers, _ = served
     answers[CONFIG] = (200, '{"n": 1}', {})
     assert read_model_config(BackboneConfig(name="org/name")) == {"n": 1}
-    assert "waiting for http://127.0.0.1:" in caplog.text
-    assert CONFIG in caplog.text
+    assert "waiting for the hub (127.0.0.1)" in caplog.text
 
 
-def test_a_hub_that_does_not_answer_is_asked_again_after_a_while(cache, served, monkeypatch):
+def test_a_hub_that_does_not_answer_is_asked_again_after_a_while(cache, served, monkeypatch, caplog):
     answers, requests = served
-    answers[CONFIG] = (503, "", {})
-    config = BackboneConfig(name="org/name")
-    with pytest.raises(BackboneError, match="the hub answers 503"):
-        read_model_config(config)
-    assert constants.HF_HUB_OFFLINE, "the libraries do not ask either"
     answers[CONFIG] = (200, json.dumps({"n": 1}), {})
-    monkeypatch.setattr(hub, "REMEMBERED_SECONDS", 0.0)
+    config = BackboneConfig(name="org/name")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "_request", lambda *_: hub.Answer(0.0, failure="away", is_reached=False))
+        with pytest.raises(BackboneError, match="cannot be read: away, and its cache has no copy"):
+            read_model_config(config)
+        assert constants.HF_HUB_OFFLINE
+        assert datasets.config.HF_HUB_OFFLINE, "the libraries do not ask either"
+        assert "away: models and data sets come from its cache alone" in caplog.text
     assert read_model_config(config) == {"n": 1}
-    assert requests == {CONFIG: 2}
+    assert requests == {CONFIG: 1}
     assert not constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_a_lost_connection_is_tried_again(served, monkeypatch):
+    answers, _ = served
+    answers[CONFIG] = (200, json.dumps({"n": 1}), {})
+    monkeypatch.setattr(hub, "RETRY_SECONDS", 0.3)
+    session = get_session()
+    tries = iter([OSError("reset by peer")])
+
+    class Unsteady:
+        def request(self, *arguments, **options):
+            for error in tries:
+                raise error
+            return session.request(*arguments, **options)
+
+    monkeypatch.setattr("huggingface_hub.utils.get_session", Unsteady)
+    assert read_model_config(BackboneConfig(name="org/name")) == {"n": 1}
+
+
+def test_an_error_of_the_hub_is_no_silence_and_leaves_the_cache_to_the_libraries(cache, served):
+    answers, _ = served
+    answers[CONFIG] = (503, "", {})
+    with pytest.raises(OSError, match="the hub answers 503 .*, and its cache has no copy"):
+        hub.require_reachable("org/name", None)
+    assert not constants.HF_HUB_OFFLINE
+    cache("a" * 40)
+    hub.require_reachable("org/name", None)
+
+
+def test_a_generated_model_is_not_asked_for(served):
+    _, requests = served
+    options = AutoJSection(kind="autoj", model="tiny-random", max_prompt_tokens=100, max_new_tokens=20)
+    assert read_judge_config(options).model_type == "llama"
+    assert requests == {}
+
+
+def test_a_wrong_split_is_no_silence(silent, monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset", raising(ValueError('Unknown split "tset"')))
+    with pytest.raises(DataError, match='Unknown split "tset"'):
+        from_hub("org/rows", split="tset")
+
+
+def raising(error):
+    def function(*_, **__):
+        raise error
+
+    return function
 
 
 def test_a_cached_tokenizer_without_a_configuration_is_read_without_the_hub(

@@ -201,7 +201,7 @@ def from_hub(
     try:
         rows = datasets.load_dataset(name, config, split=split, revision=revision, data_dir=data_dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise _hub_error(where, silence or error) from error
+        raise _hub_error(where, error, silence) from error
     return RawRows(map(normalize_line_ends, rows), where)
 
 
@@ -214,12 +214,13 @@ def from_hub_file(name: str, file: str, revision: str | None = None) -> RawRows:
     try:
         path = huggingface_hub.hf_hub_download(name, file, repo_type="dataset", revision=revision)
     except (OSError, ValueError) as error:
-        raise _hub_error(where, silence or error) from error
+        raise _hub_error(where, error, silence) from error
     return RawRows(read_file(Path(path)), where)
 
 
-def _hub_error(name: str, error: Exception | str) -> DataError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+def _hub_error(name: str, error: Exception, silence: str | None) -> DataError:
+    is_absent = isinstance(error, ConnectionError | FileNotFoundError)
+    reason = silence if silence and is_absent else (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(
         f"{name} cannot be loaded from the Hugging Face hub: {reason.rstrip('.')}. "
         "Give a local copy as data.path, or see whether the hub can be reached from here."

@@ -22,9 +22,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from components.config.name_checks import check_name
 from components.data.questions import pooled
@@ -48,7 +48,8 @@ class Node:
     parent: int  # number of the previous thought, -1 for the first ones
     depth: int  # 1 for the first ones
     thought: str  # one line
-    score: int | float | None  # 1 to 10 (an integer, or a mean with `read: expected`); None: unreadable
+    # 1 to 10 (an integer, or a mean with `read: expected`), or of a scale of one's own; None: unreadable
+    score: Annotated[int | float, Field(ge=-(2**53), le=2**53)] | None
     asked: int  # number of requests to the evaluator
 
 

@@ -299,9 +299,9 @@ def _load_tokenizer_and_config(backbone: BackboneConfig) -> tuple[PreTrainedToke
         )
     except (OSError, ConnectionError) as error:
         raise BackboneError(
-            f"the backbone '{backbone.name}' of a reward could not be loaded: {str(error).splitlines()[0]}"
-            " Give 'embedded', a folder with config.json and safetensors weights, or a hub id that this"
-            " machine can reach (training.backbone.name)."
+            f"the backbone '{backbone.name}' of a reward could not be loaded:"
+            f" {str(error).splitlines()[0].rstrip('.')}. Give 'embedded', a folder with config.json and"
+            " safetensors weights, or a hub id that this machine can reach (training.backbone.name)."
         ) from None
     tokenizer.truncation_side = "left"
     truncate_layers(shape, backbone)

@@ -5,35 +5,28 @@ Data of the hub are not read, since that may take hours. Of files above MAX_BYTE
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from components.config import DataConfig, InputFile, Recipe
-from components.data.data_report import Limits, RowCounts
+from components.data.data_report import RowCounts
 from components.data.prepare import DataSet, assemble, check_rows, expected
 from components.data.records import TEXTS, DataError, Pair, write_table
 from components.data.sources.own_files import FileSource
 from components.data.sources.owners import has_owners, owner_names
-from components.environment import configure_libraries
 from components.evaluation.control_tokens import with_control_tokens
 from components.evaluation.pair_warnings import reading_warnings
 from components.federation.protocol import build_federation
 from components.models.backbone import BackboneError
 from components.models.chat_template import ChatTemplateError
 from components.models.policy import PolicyError
+from components.recipes.expectations import Expectations, process_of_expectations
 from components.recipes.inputs import hash_path, is_larger, map_named, named_files, with_original_names
 from components.reporting.lines import left_out_line
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MAX_BYTES = 256 * 2**20
 KEPT_BYTES = 32 * 2**20
@@ -65,8 +58,6 @@ class DataPreview:
 
 _last: dict[str, DataSet] = {}
 """The data that this process read last, by what they depend on: a run and arms of a benchmark share them."""
-_beside: list[ProcessPoolExecutor] = []
-"""The process that checks expectations, from the first check of this process to its end."""
 
 
 def assembled(data: DataConfig, seed: int) -> DataSet:
@@ -98,17 +89,14 @@ def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview
 
     Args:
         recipe: the recipe.
-        with_expectations: whether they are checked too, in a process beside this one: to import Great
-            Expectations takes as long as all else. A run checks them itself, and keeps the Data Docs of data
-            that fail. `expectations` of the preview gives what they say, or raises ExpectationsFailed.
+        with_expectations: whether they are checked too, beside this; `expectations` of the preview gives
+            what they say, or raises ExpectationsFailed. A run checks them itself, and keeps the Data Docs of
+            data that fail.
 
     Raises:
         UserError: a run would fail with these data; in one sentence.
     """
     data = recipe.data
-    if with_expectations and not _beside:
-        _beside.append(ProcessPoolExecutor(1, get_context("spawn"), _prepare_process))
-        _beside[0].submit(_import_validation)
     if recipe.thoughts is not None:
         return DataPreview(unread="the data were not read: the run grows the trees that they come from")
     if has_owners(recipe):
@@ -124,13 +112,15 @@ def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview
             data.options.read(data, HEAD)
             return DataPreview(unread=f"of the data, the first {HEAD:,} rows were read, since {large}")
         return DataPreview(unread=f"the data were not read: {large}")
-    return _checked(recipe, assembled(data, recipe.seed), with_expectations)
+    beside = process_of_expectations() if with_expectations else None
+    return _checked(recipe, assembled(data, recipe.seed), beside)
 
 
-def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> DataPreview:
+def _checked(recipe: Recipe, data_set: DataSet, beside: Expectations | None) -> DataPreview:
     data_set = with_control_tokens(recipe, data_set)
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
-    expectations = _start_expectations(data_set, recipe.data) if with_expectations else list
+    if beside is not None:
+        beside.start(data_set.tables, expected(data_set, recipe.data))
     active = {name: sum(rows.rows().values()) for name, rows in data_set.clients.items() if rows.train}
     counts = {name: rows.rows() for name, rows in data_set.clients.items()}
     groups = {name: rows.group for name, rows in data_set.clients.items()}
@@ -160,27 +150,8 @@ def _checked(recipe: Recipe, data_set: DataSet, with_expectations: bool) -> Data
         splits=data_set.splits,
         sizes=(min(active.values()), max(active.values())),
         warnings=tuple(warnings),
-        expectations=expectations,
+        expectations=beside.warnings if beside is not None else list,
     )
-
-
-def _start_expectations(data_set: DataSet, data: DataConfig) -> Callable[[], list[str]]:
-    return _beside[0].submit(_find_warnings, dict(data_set.tables), expected(data_set, data)).result
-
-
-def _prepare_process() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
-    configure_libraries()
-
-
-def _import_validation() -> None:
-    import components.data.validation  # noqa: F401
-
-
-def _find_warnings(tables: Mapping[str, pd.DataFrame], limits: Limits) -> list[str]:
-    from components.data.validation import validate
-
-    return validate(tables, limits, None).warnings
 
 
 def _hub_keys(data: DataConfig) -> Iterator[str]:

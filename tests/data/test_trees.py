@@ -131,6 +131,10 @@ def test_a_line_that_is_no_tree_is_named(tmp_path):
     path.write_bytes(path.read_bytes() + b'{"id": 3}\n' + path.read_bytes())
     with pytest.raises(DataError, match=r"trees.jsonl, line 2: this is not a tree of thoughts"):
         read_trees(path)
+    path.unlink()
+    append_trees(path, [replace(TREE, nodes=(Node(0, -1, 1, "t0", 10**400, 1),))])  # no float holds it
+    with pytest.raises(DataError, match=r"line 1: this is not a tree of thoughts .*less than or equal"):
+        read_trees(path)
     path.write_bytes(b"[" * 100_000 + b"\n")
     with pytest.raises(DataError, match=r"trees.jsonl, line 1: this is not a tree of thoughts"):
         read_trees(path)

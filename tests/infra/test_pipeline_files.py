@@ -431,28 +431,46 @@ def test_an_old_python_is_refused_in_one_sentence(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
-def test_an_installation_that_fails_ends_with_the_reasons_of_pip(monkeypatch, capfd):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(install, "PIP", "pip>=1")
-    monkeypatch.setattr(install, "REQUIREMENT", "./no-such-folder[extra]")
-    monkeypatch.setattr(install, "GENERATE", "print('generating')")
-    assert install.main() == 1
+@pytest.fixture
+def installation(monkeypatch):
+    """A function that gives `make install` a program in place of pip, and programs in place of its steps."""
+
+    def set_up(pip, generate="pass", compile="pass"):
+        monkeypatch.setattr(install, "PIP", "pip>=1")
+        monkeypatch.setattr(install, "_pip", lambda command: [sys.executable, "-c", pip, "pip"])
+        monkeypatch.setattr(install, "GENERATE", generate)
+        monkeypatch.setattr(install, "IMPORT", compile)
+        monkeypatch.setattr(install, "LINE_SECONDS", 0.0)
+        return install.main
+
+    return set_up
+
+
+@pytest.mark.parametrize(
+    ("pip", "expected"),
+    [
+        (
+            "print('Collecting one'); print('error: metadata-generation-failed'); print('x'); exit(1)",
+            "failed\nx",
+        ),
+        ("print('Collecting one'); print('nothing more'); exit(2)", "nothing more"),
+        ("import os; os.kill(os.getpid(), 9)", "ended by the signal 9"),
+    ],
+)
+def test_an_installation_that_fails_ends_with_the_reasons_of_pip(installation, capfd, pip, expected):
+    assert installation(pip, generate="print('generating')")() == 1
     output, errors = capfd.readouterr()
-    assert "no-such-folder" in errors
+    assert expected in errors
     assert "generating" not in output
 
 
-def test_an_installation_says_what_it_does_and_fails_with_a_step(monkeypatch, capfd, tmp_path):
-    pip = [sys.executable, "-c", "import time; print('Collecting one'); time.sleep(0.5)", "pip"]
-    monkeypatch.setattr(install, "PIP", "pip>=1")
-    monkeypatch.setattr(install, "_pip", lambda command: pip)
-    monkeypatch.setattr(install, "GENERATE", "import sys; sys.exit(3)")
-    monkeypatch.setattr(install, "IMPORT", "pass")
-    monkeypatch.setattr(install, "LINE_SECONDS", 0.0)
-    assert install.main() == 1
+def test_an_installation_says_what_it_does_and_fails_without_the_embedded_model(installation, capfd):
+    pip = "import time; print('Collecting one'); time.sleep(0.5)"
+    assert installation(pip, generate="exit(3)")() == 1
     output = capfd.readouterr().out
     assert "1 packages found" in output
     assert "generating the embedded model" in output
+    assert installation(pip, compile="exit(3)")() == 0, "a run compiles what it needs"
 
 
 def test_constraints_pin_every_dependency_within_its_range():

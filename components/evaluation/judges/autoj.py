@@ -260,15 +260,16 @@ def read_model_config(options: AutoJSection) -> PreTrainedConfig:
     """
     from transformers import AutoConfig
 
+    source = fetch_backbone(options.location)
     try:
-        require_reachable(options.location, options.revision)
+        require_reachable(source, options.revision)
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            fetch_backbone(options.location), revision=options.revision or "main", trust_remote_code=False
+            source, revision=options.revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"the judge's model '{options.model}' cannot be read: {first_line(error)} Use a hub id that this"
-            " machine can reach, or a local folder (evaluation.judge.model), or an endpoint"
+            f"the judge's model '{options.model}' cannot be read: {first_line(error).rstrip('.')}. Use a"
+            " hub id that this machine can reach, or a local folder (evaluation.judge.model), or an endpoint"
             " (base_url)."
         ) from None
     context = getattr(config, "max_position_embeddings", None)

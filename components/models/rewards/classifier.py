@@ -410,8 +410,8 @@ def choose_padding(model: PreTrainedModel, tokens: Collection[int], preferred: i
 def _unreadable(config: ClassifierReward, error: Exception) -> BackboneError:
     return BackboneError(
         f"reward model '{config.name}' (revision {config.revision or 'main'}) could not be loaded:"
-        f" {first_line(error)} Give a folder with config.json and safetensors weights of a sequence"
-        " classifier, or a hub id that this machine can reach."
+        f" {first_line(error).rstrip('.')}. Give a folder with config.json and safetensors weights of a"
+        " sequence classifier, or a hub id that this machine can reach."
     )
 
 
