@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import count
 from unittest import mock
 
 import numpy as np
@@ -53,7 +54,12 @@ def plan_of(section, cohort=2, rounds=6, separation=3):
 
 
 @pytest.fixture
-def secrets(tmp_path):
+def secrets(tmp_path, monkeypatch):
+    """A server's secrets, the same ones each time, since draws from them are compared by their deviation."""
+    numbers = count()
+    monkeypatch.setattr(
+        "components.privacy.secrets.secrets.token_bytes", lambda size: next(numbers).to_bytes(size)
+    )
     return ServerSecrets(AdapterStore(tmp_path / "federation" / "adapters"), None)
 
 
