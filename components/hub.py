@@ -41,7 +41,7 @@ class Answer:
     text: str = ""
     commit: str | None = None
     failure: str = ""  # why there is no text
-    is_fault: bool = False  # the hub answers by an error of its own
+    is_server_error: bool = False  # the hub answers by an error of its own
     is_reached: bool = True
 
 
@@ -91,8 +91,8 @@ def read_config(name: str, revision: str | None, local_only: bool = False) -> st
     return answer.text
 
 
-def find_silence(name: str, revision: str | None, repo_type: str | None = None) -> str | None:
-    """Why the hub is taken as away. It is asked first, for a model or a data set; None if it answers.
+def unreachable_reason(name: str, revision: str | None, repo_type: str | None = None) -> str | None:
+    """Why the hub is unreachable. It is asked first, for a model or a data set; None if it answers.
 
     A name that is no hub id, and a hub that the user has switched off, is left to the libraries: None.
     """
@@ -111,7 +111,7 @@ def require_reachable(name: str, revision: str | None) -> None:
     if _is_offline() or not is_hub_id(name):
         return
     answer = _ask(name, revision)
-    if answer.is_reached and not answer.is_fault:
+    if answer.is_reached and not answer.is_server_error:
         return
     if not any(find_cached(name, file, revision) for file in ("config.json", "tokenizer_config.json")):
         raise OSError(_no_copy(answer.failure))
@@ -151,8 +151,9 @@ def _ask(name: str, revision: str | None, repo_type: str | None = None) -> Answe
             known = _answers.get(key)
             if known is not None and time.monotonic() - known.moment <= REMEMBERED_SECONDS:
                 return known
-        if _answers.pop(endpoint, None) is not None:
+        if endpoint in _answers:
             _switch(offline=False)
+            del _answers[endpoint]
         answer = _request(url, "HEAD" if repo_type else "GET")
         _answers[url if answer.is_reached else endpoint] = answer
         if not answer.is_reached:
@@ -203,22 +204,20 @@ def _fetch(url: str, method: str, timeout: float) -> Answer:
         "follow_redirects": True,
     }
     start = time.monotonic()
-    try:
+    while True:
         try:
             response = get_session().request(method, url, **options)
-        except Exception:
+            break
+        except Exception as error:  # of the client that the library chose; HF_ENDPOINT may be no address
             if time.monotonic() - start > RETRY_SECONDS:
-                raise
+                reason = str(error) or type(error).__name__
+                return Answer(time.monotonic(), failure=_unreached(reason), is_reached=False)
             time.sleep(RETRY_SECONDS)
-            response = get_session().request(method, url, **options)
-    except Exception as error:  # of the client that the library chose; HF_ENDPOINT may be no address
-        reason = str(error) or type(error).__name__
-        return Answer(time.monotonic(), failure=_unreached(reason), is_reached=False)
     commit = next((r.headers[HEADER] for r in (*response.history, response) if HEADER in r.headers), None)
     if response.is_success:
         return Answer(time.monotonic(), response.text, commit)
     failure = f"the hub answers {response.status_code} ({response.reason_phrase})"
-    return Answer(time.monotonic(), "", commit, failure, is_fault=response.status_code >= 500)
+    return Answer(time.monotonic(), "", commit, failure, is_server_error=response.status_code >= 500)
 
 
 def _unreached(reason: str) -> str:

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from components.data.raw import describe
 from components.data.records import DataError
-from components.hub import find_silence
+from components.hub import unreachable_reason
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -197,11 +197,11 @@ def from_hub(
     import datasets
 
     where = f"{name} ({data_dir + ', ' if data_dir else ''}split {split})"
-    silence = find_silence(name, revision, "dataset")
+    unreachable = unreachable_reason(name, revision, "dataset")
     try:
         rows = datasets.load_dataset(name, config, split=split, revision=revision, data_dir=data_dir)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        raise _hub_error(where, error, silence) from error
+        raise _hub_error(where, error, unreachable) from error
     return RawRows(map(normalize_line_ends, rows), where)
 
 
@@ -210,17 +210,19 @@ def from_hub_file(name: str, file: str, revision: str | None = None) -> RawRows:
     import huggingface_hub
 
     where = f"{name} (file {file})"
-    silence = find_silence(name, revision, "dataset")
+    unreachable = unreachable_reason(name, revision, "dataset")
     try:
         path = huggingface_hub.hf_hub_download(name, file, repo_type="dataset", revision=revision)
     except (OSError, ValueError) as error:
-        raise _hub_error(where, error, silence) from error
+        raise _hub_error(where, error, unreachable) from error
     return RawRows(read_file(Path(path)), where)
 
 
-def _hub_error(name: str, error: Exception, silence: str | None) -> DataError:
+def _hub_error(name: str, error: Exception, unreachable: str | None) -> DataError:
     is_absent = isinstance(error, ConnectionError | FileNotFoundError)
-    reason = silence if silence and is_absent else (str(error).splitlines() or [type(error).__name__])[0]
+    reason = (
+        unreachable if unreachable and is_absent else (str(error).splitlines() or [type(error).__name__])[0]
+    )
     return DataError(
         f"{name} cannot be loaded from the Hugging Face hub: {reason.rstrip('.')}. "
         "Give a local copy as data.path, or see whether the hub can be reached from here."

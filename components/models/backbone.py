@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from components.config import BackboneConfig, UserError
 from components.environment import disable_transformers_progress_bars
-from components.hub import find_commit, find_silence, is_hub_id, read_config, require_reachable
+from components.hub import find_commit, is_hub_id, read_config, require_reachable, unreachable_reason
 from components.io import file_hash
 from components.models import eight_bit, offload
 from components.models.weight_files import first_not_finite, first_other_weight
@@ -235,7 +235,7 @@ def load_backbone(config: BackboneConfig, device: str) -> PreTrainedModel:
             **placement,
         )
     except (OSError, ConnectionError, ImportError) as error:
-        reason = find_silence(source, config.revision) or first_line(error)
+        reason = unreachable_reason(source, config.revision) or first_line(error)
         raise BackboneError(
             f"backbone '{config.name}' (revision {revision}) could not be loaded: "
             f"{reason.rstrip('.')}. Use 'embedded', a folder with config.json and safetensors "

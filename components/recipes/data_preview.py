@@ -24,8 +24,8 @@ from components.federation.protocol import build_federation
 from components.models.backbone import BackboneError
 from components.models.chat_template import ChatTemplateError
 from components.models.policy import PolicyError
-from components.recipes.expectations import Expectations, process_of_expectations
 from components.recipes.inputs import hash_path, is_larger, map_named, named_files, with_original_names
+from components.recipes.validation_process import ValidationProcess, validation_process
 from components.reporting.lines import left_out_line
 
 MAX_BYTES = 256 * 2**20
@@ -112,11 +112,11 @@ def preview_data(recipe: Recipe, with_expectations: bool = False) -> DataPreview
             data.options.read(data, HEAD)
             return DataPreview(unread=f"of the data, the first {HEAD:,} rows were read, since {large}")
         return DataPreview(unread=f"the data were not read: {large}")
-    beside = process_of_expectations() if with_expectations else None
+    beside = validation_process() if with_expectations else None
     return _checked(recipe, assembled(data, recipe.seed), beside)
 
 
-def _checked(recipe: Recipe, data_set: DataSet, beside: Expectations | None) -> DataPreview:
+def _checked(recipe: Recipe, data_set: DataSet, beside: ValidationProcess | None) -> DataPreview:
     data_set = with_control_tokens(recipe, data_set)
     check_rows(recipe, data_set.splits, data_set.rows.prompts)
     if beside is not None:

@@ -8,7 +8,7 @@ import pytest
 from components.config import RecipeError, UserError
 from components.data.prepare import prepare
 from components.data.records import DataError
-from components.recipes import check_recipe, data_preview, estimates, expectations, load_recipe
+from components.recipes import check_recipe, data_preview, estimates, load_recipe, validation_process
 from components.recipes.data_preview import assembled, describe_data, preview_data
 from components.recipes.estimates import all_stages, training_time
 from components.recipes.inputs import open_inputs, store_inputs
@@ -91,23 +91,23 @@ def test_expectations_and_repeats_are_checked_on_demand(own):
 
 
 def test_expectations_are_checked_beside_the_rest_or_here_if_that_process_is_lost(own, monkeypatch):
-    monkeypatch.setattr(expectations, "sys", SimpleNamespace(modules={}))  # as if nothing were imported
-    monkeypatch.setattr(expectations, "_beside", [])
+    monkeypatch.setattr(validation_process, "sys", SimpleNamespace(modules={}))  # as if nothing were imported
+    monkeypatch.setattr(validation_process, "_beside", [])
     empty = own([ROWS[0] | {"chosen": " "}, *ROWS[1:]], **{"data.clients": "null"})
 
     def check(recipe):
         with pytest.raises(DataError, match="'chosen is not empty'"):
             preview_data(recipe, with_expectations=True).expectations()
-        return expectations._beside[0]._process
+        return validation_process._beside[0]._process
 
     process = check(empty)
     preview_data(empty, with_expectations=True)  # of a check that fails before it waits for the answer
     assert check(empty) is process
-    send = expectations.Expectations._send
+    send = validation_process.ValidationProcess._send
     lose = lambda beside, data: (process.kill(), process.join(), send(beside, data))  # noqa: E731
-    monkeypatch.setattr(expectations.Expectations, "_send", lose)
+    monkeypatch.setattr(validation_process.ValidationProcess, "_send", lose)
     assert check(empty) is process, "it was lost at work"
-    assert expectations.process_of_expectations()._process is not process
+    assert validation_process.validation_process()._process is not process
 
 
 def test_the_judge_is_checked_for_each_recipe_with_the_same_data(own):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Data = tuple[dict[str, pd.DataFrame], Limits]
 
 
-class Expectations:
+class ValidationProcess:
     """A process that imports Great Expectations once, and checks data. It ends with this one."""
 
     def __init__(self) -> None:
@@ -38,15 +38,18 @@ class Expectations:
         context = get_context("spawn")
         resource_tracker.ensure_running()  # it would unblock the signal
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits it
-        with suppress(OSError):  # without a process they are checked here
+        try:
             self._connection, other = context.Pipe()
             self._process = context.Process(target=_serve, args=(other,), daemon=True)
             self._process.start()
             other.close()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        except OSError:
+            self._connection = self._process = None  # they are checked here
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     @property
-    def is_there(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether there is a process that can be asked."""
         return self._process is not None and self._process.is_alive()
 
@@ -83,13 +86,13 @@ class Expectations:
         return answer
 
 
-_beside: list[Expectations] = []
+_beside: list[ValidationProcess] = []
 
 
-def process_of_expectations() -> Expectations:
+def validation_process() -> ValidationProcess:
     """The process of an earlier check of this one, or a new one."""
-    if not (_beside and _beside[0].is_there):
-        _beside[:] = [Expectations()]
+    if not (_beside and _beside[0].is_alive):
+        _beside[:] = [ValidationProcess()]
     return _beside[0]
 
 
