@@ -33,7 +33,13 @@ from components.config.benchmark import Benchmark, Claim
 from components.evaluation.intervals import estimate_mean
 from components.paths import PACKAGE
 from components.recipes.benchmarks import arm_recipe, load_benchmark, select_lines
-from components.reporting.benchmark_page import commits_line, contests_table, metrics_tables, short_commit
+from components.reporting.benchmark_page import (
+    commits_line,
+    contests_table,
+    metrics_tables,
+    policies_table,
+    short_commit,
+)
 from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.claims import ENOUGH_SEEDS, FAILS, HOLDS, UNDECIDED, Finding, check_claims
 from components.reporting.formats import format_number
@@ -240,6 +246,12 @@ def means(results: Results, names: Sequence[str]) -> str:
     return f"{markdown_table(turned)}\n\n{table.caption}"
 
 
+def policies(results: Results, names: Sequence[str]) -> str:
+    """Pair accuracies of a benchmark's arms beside those of their policies."""
+    table = policies_table(results.benchmarks[names[0]].results)
+    return f"{markdown_table(table)}\n\n{table.caption}"
+
+
 def contests(results: Results, names: Sequence[str]) -> str:
     """The contests of a benchmark."""
     table = contests_table(results.benchmarks[names[0]].results)
@@ -299,13 +311,15 @@ def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
         compared = [Claim(arm=arm, figure=figure, against=[LOCAL], above=0.0) for arm in means]
         finding = check_claims(compared, own.results)[[*means].index(best)]
         verdict, difference = finding.verdict, _with_interval(finding.value, finding.low, finding.high)
-    start = values_of({seed: _before(run) for seed, run in next(iter(measured.values()), {}).items()}, figure)
+    # Before the rounds the model of all arms is the same, but few-shot's has read examples.
+    start = {seed: _before(run) for seed, run in own_results.metrics.get(LOCAL, {}).items()}
+    untrained = replace(own_results, metrics={LOCAL: start}, units={})
     cells = {
         "figure": alias_of(figure).label.removesuffix(", own adapter"),
         "seeds": str(len(own_results.metrics.get(best, {}))),
         "best federated": f"{best}: {mean_cell(own_results, best, figure)}" if best else "-",
         **{arm: mean_cell(own_results, arm, figure) for arm in (LOCAL, "pooled", "few-shot")},
-        "untrained": format_number(float(np.mean(start)), DIGITS) if start else "-",
+        "untrained": mean_cell(untrained, LOCAL, figure),
         "federated less local": difference,
         "verdict": f"**{verdict}**",
     }
@@ -485,6 +499,7 @@ PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
     "overview": overview,
     "claims": claims,
     "means": means,
+    "policies": policies,
     "contests": contests,
     "runs": runs,
     "references": references,

@@ -24,6 +24,7 @@ from docs.generate_results import (
     draw_claims,
     draw_speed,
     own_settings,
+    policies,
     references,
     speed,
 )
@@ -174,3 +175,28 @@ def test_clients_alone_are_compared_over_the_owners_of_the_federation(tmp_path):
     assert "| 8 | 12 | 0.700 | 0.600 | - | - | -0.100 | **undecided** |" in text
     assert "share from 0.600 to 0.900" in (words := references(Results(tmp_path), []))
     assert "all pairs of an owner from 0.700 to 0.600 (1 seed)" in words
+
+
+def test_the_untrained_model_is_that_of_local_over_the_seeds_of_the_row(tmp_path):
+    """Few-shot's model has read examples before the rounds, and seed 3 has no best method."""
+    write_lines(tmp_path, "reasoning", {"DRIFT-SP": [0.9] * 3, "few-shot": [0.8] * 3, "local": [0.7] * 4})
+    path = tmp_path / "reasoning.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    starts = {"DRIFT-SP": [0.5] * 3, "few-shot": [0.8] * 3, "local": [0.50, 0.51, 0.52, 0.9]}
+    for line in lines:
+        line["metrics"]["before/accuracy/domain/own"] = starts[line["arm"]][line["seed"]]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    row = next(line for line in references(Results(tmp_path), []).splitlines() if "reasoning` | own" in line)
+    assert "| 0.800 [0.800, 0.800] | 0.510 [0.485, 0.535] | 0.200" in row
+
+
+def test_policies_of_a_page_are_beside_their_pairs(tmp_path):
+    write_lines(tmp_path, "reasoning", {"FedAvg": [0.5], "FedProx": [0.5], "local": [0.5]})
+    path = tmp_path / "reasoning.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line, (pairs, policy) in zip(lines, ((0.6, 0.7), (0.7, 0.6), (0.8, 0.8)), strict=True):
+        line["metrics"] |= {"after/accuracy/mean": pairs, "implicit_reward/per_token/mean": policy}
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = policies(Results(tmp_path), ["reasoning"])
+    assert "| FedProx | 0.700 |" in text
+    assert text.endswith("(tau-b): policy's accuracy per token: 0.333.")

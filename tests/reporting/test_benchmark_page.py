@@ -272,7 +272,7 @@ def test_pair_accuracy_is_beside_that_of_the_policy_with_their_rank_correlation(
     table = policies_table(BenchmarkResults(metrics=metrics | {"other": {0: {"after/accuracy/mean": 0.5}}}))
     assert [row[0] for row in table.rows] == list(figures)
     assert table.rows[0][1:] == ["0.600", "-", "0.520", "-"]
-    assert "policy's accuracy by log-likelihood: 0.667;" in table.caption  # 5 pairs agree, 1 does not
+    assert "policy's accuracy by log-likelihood: 0.667." in table.caption  # 5 pairs agree, 1 does not
     assert math.isnan(rank_correlation([(0.1, 0.2), (0.3, 0.4)]))
     assert math.isnan(rank_correlation([(0.1, 0.2), (0.1, 0.3), (0.1, 0.4)]))
     assert policies_table(BenchmarkResults(metrics={"other": {0: {"after/accuracy/mean": 0.5}}})).rows == []
