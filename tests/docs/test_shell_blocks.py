@@ -26,6 +26,7 @@ NOT_RUN = {
     "fed-rlhf run summarization/demo": "minutes; the demo",
     "fed-rlhf benchmark summarization": "hours; tests/flows/test_benchmark.py runs a small one",
     "fed-rlhf up": "starts servers on fixed ports; tests/infra starts them on others",
+    "fed-rlhf show latest": "needs the demo's run, and opens a browser",
     "fed-rlhf owner check": "needs an owner's home; tests/owners",
     "fed-rlhf owner start": "waits for requests; tests/flows/test_owners_with_data.py runs this tutorial",
     "fed-rlhf owners": "needs these owners",
