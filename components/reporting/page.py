@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SHOWN_COLUMNS = 8
 """Columns of a table that are in view; the others are in a second table, which a reader opens."""
+OPEN_ANSWERS = 3
+"""Prompts of a section whose answers are in view; a reader opens the others."""
 EMPTY = ("", "-")
 """Cells without content; a column of them is left out."""
 NUMBER = re.compile(r"[-+]?\d[\d,/]*(\.\d+)?( ?%| s| MB)?( (±|→) [\d.,%]+)?( \[[^\]]*\])?")
@@ -159,7 +161,12 @@ def to_html(page: Page) -> str:
     shown = [section for section in page.sections if section.parts]
     has_charts = any(isinstance(part, Chart) for section in shown for part in section.parts)
     template = environment.get_template("page.html.j2")
-    return template.render(page=page, sections=shown, plotly=get_plotlyjs() if has_charts else "")
+    return template.render(
+        page=page,
+        sections=shown,
+        open_answers=OPEN_ANSWERS,
+        plotly=get_plotlyjs() if has_charts else "",
+    )
 
 
 def to_markdown(page: Page) -> str:

@@ -154,6 +154,15 @@ def test_a_table_of_text_has_aligned_columns_and_its_title_above_the_first():
     ]
 
 
+def test_the_answers_to_three_prompts_are_open():
+    """And those to the others are folded, section by section."""
+    section = PageSection("Answers", "All.", [Answers(f"prompt {n}", {"base": "text"}) for n in range(5)])
+    page = Elements(to_html(Page("t", "", [section, section])))
+    folds = [own for own in page.of("details") if own.get("class") == "answers"]
+    assert ["open" in own for own in folds] == [True, True, True, False, False] * 2
+    assert page.texts.count("Prompt 5") == 2
+
+
 def test_markdown_has_no_html_of_prompts_answers_and_names():
     tag = "<script>alert(1)</script>"
     table = Table(tag, ["", tag], [[tag, "p < 0.05"]], caption=tag)
