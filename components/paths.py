@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -50,6 +51,15 @@ def runs_root() -> Path:
 def tracking_uri() -> str:
     """MLflow's store: MLFLOW_TRACKING_URI, or the SQLite file of the project's home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home() / 'mlflow.db'}"
+
+
+def prefect_address() -> str:
+    """Address of the Prefect server of `fed-rlhf up`, which prefect.toml gives to `prefect` commands too."""
+    settings = PACKAGE / "prefect.toml"  # in a checkout only
+    if not settings.is_file():
+        return "http://127.0.0.1:4200"
+    url: str = tomllib.loads(settings.read_text(encoding="utf-8"))["api"]["url"]
+    return url.removesuffix("/api")
 
 
 def sqlite_file(uri: str) -> Path | None:

@@ -110,7 +110,7 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
         run = arm_run(folder, arm, seed)
         if not run.is_done("report"):
             share_generations(run, runs)
-            with lock(run), tags(arm, f"seed {seed}"):
+            with lock(run), tags(f"arm:{arm}"):
                 run_pipeline(run, parent)
             summary = (run.report / "summary.txt").read_text(encoding="utf-8")
             log.info("%s, seed %d:\n%s", arm, seed, summary)
@@ -135,7 +135,7 @@ def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> Non
         return
     for n, (arm, run) in enumerate(left.items()):
         share_generations(run, list(left.values())[:n])
-        with lock(run), tags(arm, f"seed {seed}"):
+        with lock(run), tags(f"arm:{arm}"):
             run_pipeline(run, parent, last="federate")
     name = f"align all arms, seed {seed}"
     align_arms.with_options(flow_run_name=name, task_runner=runner)(list(left.values()))

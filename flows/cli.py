@@ -535,14 +535,18 @@ def stage(
 
 
 @command
-def up() -> None:
+def up(
+    schedules: Annotated[
+        bool, typer.Option("--schedules/--no-schedules", help="Run the scheduled deployments.")
+    ] = True,
+) -> None:
     """Start servers of Prefect and MLflow, and a worker.
 
     They listen on loopback. The deployments of prefect.yaml are registered.
     """
     from infra.servers import start_servers
 
-    start_servers()
+    start_servers(schedules)
 
 
 @command

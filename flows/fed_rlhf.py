@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
     runpy.run_module("flows.module", run_name="__main__")
 
-from prefect import Flow, flow, get_run_logger
+from prefect import Flow, flow, get_run_logger, tags
 
 from components.config import FederationConfig, Recipe
 from components.data.sources.owners import has_owners
@@ -54,7 +54,7 @@ from flows.api import pipeline_flow
 from tasks import alignment, data, federation, owners, rewards
 from tasks.devices import POOL, choose_workers, run_on_worker, task_runner
 from tasks.evaluation import answers, judging, questions
-from tasks.flow_runs import ProgressBar, claim_flow_run, retried_run
+from tasks.flow_runs import ProgressBar, claim_flow_run, recipe_tags, retried_run
 from tasks.policies import FINAL, record_files
 from tasks.prefect_transport import TRANSPORTS, close_exchange, rounds_contexts
 from tasks.report import link_artifacts, phase_line, write_report
@@ -108,7 +108,7 @@ def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -
     log.info("run %s: recipe %s, folder %s", run.id, recipe.name, run.folder, extra=progress(Milestone()))
     for warning in run.record_versions(package_versions(recipe)):
         log.warning("%s", warning)
-    link = claim_flow_run(run, is_named=benchmark is None)
+    link = claim_flow_run(run, is_named=benchmark is None, plan_tags=recipe_tags(recipe))
     parent = open_run_tracking(run, recipe, link, benchmark)
     with ending(run, is_finished=last == "report"):
         link_artifacts(run, recipe.name)
@@ -130,8 +130,11 @@ def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix
     log = get_run_logger()
     name = f"{prefix}{phase.name}"
     log.info("%s ...", name, extra=progress(PhaseStarted(name)))
-    with original_names(recipe), run.timed(phase.name):
-        phase.with_options(flow_run_name=name, task_runner=task_runner(recipe.runtime))(run, recipe)
+    own = phase.with_options(
+        flow_run_name=f"{run.folder.name}, {phase.name}", task_runner=task_runner(recipe.runtime)
+    )
+    with original_names(recipe), run.timed(phase.name), tags(*recipe_tags(recipe)):
+        own(run, recipe)
     line = phase_line(run, phase.name)
     log.info("%s: %s", name, line, extra=progress(Milestone()))
 

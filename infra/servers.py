@@ -15,22 +15,32 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 import psutil
 import yaml
 
 from components.environment import PRIVATE_PREFECT, malloc_variables
 from components.io import write_atomically
-from components.paths import PACKAGE, home, in_checkout, tracking_uri, without_credentials
+from components.paths import (
+    PACKAGE,
+    home,
+    in_checkout,
+    prefect_address,
+    tracking_uri,
+    without_credentials,
+)
 from infra import processes
 from infra.processes import DATABASES, ServerError
 from infra.stores import check_writable, prepare_tracking_store
 
 HOST = "127.0.0.1"
-PREFECT_PORT = 4200
+PREFECT_PORT = urlsplit(prefect_address()).port or 80
 PREFECT_SERVER = "prefect-server"
 MLFLOW_SERVER = "mlflow-server"
 WORKER = "prefect-worker"
+PORTS = {PREFECT_SERVER: "api.url in prefect.toml", MLFLOW_SERVER: "the variable MLFLOW_PORT"}
+"""Where the port of each server is chosen."""
 STOP_SIGNALS = {
     WORKER: signal.SIGINT,
     MLFLOW_SERVER: signal.SIGTERM,
@@ -40,6 +50,8 @@ STOP_SIGNALS = {
 SCHEDULE_SLUG = "fed-rlhf"
 """By which the schedules of prefect.yaml, one of a deployment, are known from those that users make."""
 WORK_POOL = "fed-rlhf"
+QUEUES = ("default", "nightly")
+"""Of the work pool, each for one flow at a time, so that no run waits for a nightly one."""
 ZOMBIES = "Crash flow runs without a heartbeat"
 ZOMBIE_SECONDS = 90
 KEEP_ALIVE_SECONDS = 60
@@ -101,7 +113,7 @@ class Server(NamedTuple):
         if taken:
             raise ServerError(
                 f"port {self.port}, which {self.name} needs, is taken by another program: stop that program"
-                " first."
+                f" first, or choose another port ({PORTS[self.name]})."
             )
 
 
@@ -297,10 +309,13 @@ def project_servers() -> tuple[Server, Server, dict[str, str]]:
     return prefect, mlflow, os.environ | prefect_environment() | folders | addresses | settings
 
 
-def start_servers() -> None:
+def start_servers(has_schedules: bool = True) -> None:
     """Start a Prefect server, an MLflow server and a process worker, and register the deployments.
 
     Servers of an earlier call keep running. If something fails, the servers of this call are stopped.
+
+    Args:
+        has_schedules: whether the schedules of prefect.yaml are active.
 
     Raises:
         ServerError: there is no checkout, a port is taken by another program, or a server does not answer.
@@ -328,7 +343,7 @@ def start_servers() -> None:
                     log = processes.log_path(server.name)
                     processes.wait_until(partial(is_up, health), process, server.name, log)
             register_deployments(environment)
-            remove_old_schedules(f"{prefect.url}/api")
+            update_schedules(f"{prefect.url}/api", has_schedules)
             register_zombie_automation(f"{prefect.url}/api")
             options = ["--pool", WORK_POOL, "--type", "process", "--name", "local"]
             worker = [sys.executable, "-m", "prefect", "worker", "start", *options]
@@ -339,11 +354,13 @@ def start_servers() -> None:
     print(f"Prefect   {prefect.url}      deployments: {prefect.url}/deployments")
     print(f"MLflow    {mlflow.url}")
     print(f"worker    pool {WORK_POOL}, log {processes.log_path(WORKER)}\n")
-    print("Run       .venv/bin/prefect deployment run 'fed-rlhf/summarization' --watch")
-    print(
-        f"Scheduled {', '.join(active_schedules())}; pause: .venv/bin/prefect deployment schedule pause --all"
-    )
-    print("Stop      make down")
+    command = Path(sys.executable).with_name("prefect")
+    print(f"Run       {command} deployment run 'fed-rlhf/summarization' --watch")
+    if has_schedules:
+        print(f"Scheduled {', '.join(active_schedules())}; without: fed-rlhf up --no-schedules")
+    else:
+        print("Scheduled nothing")
+    print("Stop      fed-rlhf down")
 
 
 def active_schedules() -> list[str]:
@@ -369,15 +386,16 @@ def _stop(kept: Collection[str] = ()) -> list[bool]:
 
 
 def register_deployments(environment: dict[str, str]) -> None:
-    """Create the work pool, which runs one flow at a time, and register the deployments of prefect.yaml.
+    """Register the deployments of prefect.yaml in a work pool whose queues run one flow at a time each.
 
     Raises:
         ServerError: Prefect refuses them.
     """
     for command in (
         ["work-pool", "create", WORK_POOL, "--type", "process", "--overwrite"],
-        ["work-pool", "set-concurrency-limit", WORK_POOL, "1"],
+        ["work-pool", "clear-concurrency-limit", WORK_POOL],  # which earlier versions have set
         ["--no-prompt", "deploy", "--all"],
+        *(["work-queue", "set-concurrency-limit", name, "1", "--pool", WORK_POOL] for name in QUEUES),
     ):
         done = subprocess.run(
             [sys.executable, "-m", "prefect", *command],
@@ -391,13 +409,14 @@ def register_deployments(environment: dict[str, str]) -> None:
             raise ServerError(f"prefect {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
-def remove_old_schedules(url: str) -> None:
+def update_schedules(url: str, are_active: bool = True) -> None:
     """Remove, and name, the schedules that prefect.yaml no longer has, which `prefect deploy` leaves.
 
     They are known by their slug (SCHEDULE_SLUG). Schedules that a user made stay.
 
     Args:
         url: of the Prefect API.
+        are_active: False stops those of prefect.yaml, which `prefect deploy` has made active.
     """
     file = yaml.safe_load((PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
     scheduled = {entry["name"] for entry in file["deployments"] if entry.get("schedules")}
@@ -407,8 +426,13 @@ def remove_old_schedules(url: str) -> None:
 
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
             for deployment in client.read_deployments():
-                for schedule in () if deployment.name in scheduled else deployment.schedules:
-                    if schedule.slug == SCHEDULE_SLUG:
+                for schedule in deployment.schedules:
+                    if schedule.slug != SCHEDULE_SLUG:
+                        continue
+                    if deployment.name in scheduled:
+                        if not are_active:
+                            client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+                    else:
                         client.delete_deployment_schedule(deployment.id, schedule.id)
                         print(
                             f"removed   the schedule of {deployment.name}, which prefect.yaml no longer has"

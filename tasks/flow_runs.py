@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +27,9 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed
 
-from components.paths import runs_root
+from components.config import Recipe
+from components.environment import PRIVATE_PREFECT
+from components.paths import prefect_address, runs_root
 from tasks.runs import Run
 
 if TYPE_CHECKING:
@@ -41,7 +45,7 @@ class FlowRunLink:
     """The Prefect flow run that works on a run."""
 
     id: str  # its id
-    url: str | None  # its page in the Prefect UI; None without one
+    url: str | None  # its page in the Prefect UI, for a private server at `make prefect-ui`; None without one
 
     def tags(self) -> dict[str, str]:
         """The link as tags of an MLflow run, and as its description until the run is finished."""
@@ -53,7 +57,10 @@ class FlowRunLink:
 
 def current_flow_run() -> FlowRunLink:
     """The flow run that calls."""
-    return FlowRunLink(str(runtime.flow_run.id), runtime.flow_run.ui_url)
+    url = runtime.flow_run.ui_url
+    if url and os.environ.get(PRIVATE_PREFECT):  # the server ends with the run
+        url = f"{prefect_address()}/{url.split('/', 3)[-1]}"
+    return FlowRunLink(str(runtime.flow_run.id), url)
 
 
 def superseded() -> State[Any] | None:
@@ -89,8 +96,13 @@ def retried_run() -> Run | None:
     return run if begun else None
 
 
-def claim_flow_run(run: Run, is_named: bool = True) -> FlowRunLink:
-    """Record this flow run in run.json, and give it the name of the run.
+def recipe_tags(recipe: Recipe) -> list[str]:
+    """Tags by which Prefect's pages find the flow runs of a recipe, a method and a seed."""
+    return [f"recipe:{recipe.name}", f"method:{recipe.federation.method}", f"seed:{recipe.seed}"]
+
+
+def claim_flow_run(run: Run, is_named: bool = True, plan_tags: Sequence[str] = ()) -> FlowRunLink:
+    """Record this flow run in run.json, and give it the name of the run, and what it runs as tags.
 
     The earlier flow run of the run and its sub-flow runs end as Crashed if they have no end: the run is
     locked, so that their process has ended.
@@ -98,6 +110,7 @@ def claim_flow_run(run: Run, is_named: bool = True) -> FlowRunLink:
     Args:
         run: the run, the benchmark or the pipeline that this process has locked.
         is_named: False where the flow run has a name of its own.
+        plan_tags: further tags of a flow run that is named.
     """
     link = current_flow_run()
     earlier = run.metadata().get("flow_run_id")
@@ -105,8 +118,9 @@ def claim_flow_run(run: Run, is_named: bool = True) -> FlowRunLink:
         crashed: State[Any] = Crashed(message="Its process has ended, and the run was resumed.")
         end_flow_runs(earlier, crashed, spared=link.id)
     if is_named:
+        own = [*dict.fromkeys([*runtime.flow_run.tags, *plan_tags])]
         with get_client(sync_client=True) as client:
-            client.update_flow_run(UUID(link.id), name=run.id)
+            client.update_flow_run(UUID(link.id), name=run.id, tags=own)
     run.update_metadata(flow_run_id=link.id, flow_run_url=link.url)
     return link
 

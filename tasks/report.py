@@ -28,7 +28,7 @@ from components.reporting.lines import left_out_line
 from components.reporting.metrics import RunResults
 from components.results import FederationResult
 from tasks.runs import Run, contest_file
-from tasks.tracking.report import LOCAL_UI, prefect_page, run_page_path, run_url
+from tasks.tracking.report import LOCAL_UI, run_page_path, run_url
 from tasks.uncached import task
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def ui_links(run: Run) -> dict[str, str]:
         mlflow = f"{without_credentials(tracking_uri())}/{page}"
     else:
         mlflow = f"make mlflow-ui      then open {LOCAL_UI}/{page}"
-    prefect = prefect_page(metadata.get("flow_run_url") or "")
+    prefect = metadata.get("flow_run_url") or ""
     if os.environ.get(PRIVATE_PREFECT):  # that server ends with the run, its database stays
         prefect = f"make prefect-ui     then open {prefect}"
     return {"Report": _relative(run.report / "report.html"), "MLflow": mlflow, "Prefect": prefect}

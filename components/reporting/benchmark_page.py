@@ -195,7 +195,9 @@ def policies_table(results: BenchmarkResults) -> Table:
         cells = {alias_of(name).label: format_mean(own) if own else MISSING for name, own in policy.items()}
         rows.append({"arm": arm, alias_of("accuracy").label: format_mean(accuracy)} | cells)
     correlations = "; ".join(
-        f"{alias_of(name).label}: {format_number(rank_correlation(own))}" for name, own in pairs.items() if own
+        f"{alias_of(name).label}: {format_number(rank_correlation(own))}"
+        for name, own in pairs.items()
+        if own
     )
     return Table.of(
         "Pair accuracy and the policy's",

@@ -21,8 +21,6 @@ from tasks.uncached import task
 
 LOCAL_UI = "http://127.0.0.1:5000"
 """Address of the MLflow UI that `make mlflow-ui` starts."""
-LOCAL_PREFECT = "http://127.0.0.1:4200"
-"""Address of the Prefect UI that `make prefect-ui` starts."""
 
 PLAN_TAG = "fed_rlhf.plan"
 """Tag of a benchmark's run, by which the next one of the same plan finds it."""
@@ -84,7 +82,7 @@ def description(run: Run, summary: str) -> str:
         lines += [f"Phases: {' · '.join(links)}", ""]
     if metadata.get("flow_run_url"):
         words = "flow run, after `make prefect-ui`" if os.environ.get(PRIVATE_PREFECT) else "flow run"
-        lines += [f"Prefect: [{words}]({prefect_page(metadata['flow_run_url'])})", ""]
+        lines += [f"Prefect: [{words}]({metadata['flow_run_url']})", ""]
     return "\n".join([*lines, fenced(summary)])
 
 
@@ -146,11 +144,6 @@ def log_benchmark_report(
     log.log_folder(folder, "report")
     claims = [f"- {markdown_text(f'{finding.claim}: {finding}')}" for finding in findings]
     log.describe("\n".join([f"{report_link(run_id)}, of the seeds that are finished", "", *claims]))
-
-
-def prefect_page(url: str) -> str:
-    """Address of a flow run's page; for a private server, which has ended, at `make prefect-ui`."""
-    return f"{LOCAL_PREFECT}/{url.split('/', 3)[-1]}" if os.environ.get(PRIVATE_PREFECT) and url else url
 
 
 def run_page_path(run_id: str, artifact: str = "") -> str:

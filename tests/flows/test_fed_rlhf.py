@@ -14,6 +14,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
 
 from components.config import RecipeError
 from components.recipes import load_recipe
@@ -159,6 +161,14 @@ def test_the_run_is_one_parent_in_mlflow_with_phases_losses_and_a_registered_pol
     assert complete.summary.splitlines()[0] in version.description
     model = complete.mlflow.get_logged_model(version.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics}["after/accuracy/mean"] == after
+
+
+def test_flow_runs_are_found_by_the_run_its_recipe_its_method_and_its_seed(complete, prefect_session):
+    filters = FlowRunFilter(tags={"all_": ["recipe:debug", "method:fedbis", "seed:3"]})
+    with get_client(sync_client=True) as client:
+        names = {one.name for one in client.read_flow_runs(flow_run_filter=filters)}
+    run = complete.run.id
+    assert {run, *(f"{run}, {phase}" for phase in ("prepare", "federate", "align", "evaluate"))} <= names
 
 
 def test_the_flow_gives_the_bytes_of_the_bare_loop(complete, tmp_path):

@@ -109,12 +109,14 @@ def test_the_server_has_every_deployment_of_the_file_with_its_pool_and_parameter
     assert wait_for(lambda: client.read_work_pool(servers.WORK_POOL).status.value == "READY", 300)
 
 
-def test_the_pool_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_a_heartbeat(home, client):
+def test_each_queue_runs_one_flow_at_a_time_and_the_server_ends_flow_runs_without_a_heartbeat(home, client):
     from prefect.automations import Automation
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     url = f"http://{servers.HOST}:{servers.PREFECT_PORT}/api"
-    assert client.read_work_pool(servers.WORK_POOL).concurrency_limit == 1
+    assert client.read_work_pool(servers.WORK_POOL).concurrency_limit is None
+    queues = client.read_work_queues(work_pool_name=servers.WORK_POOL)
+    assert {queue.name: queue.concurrency_limit for queue in queues} == dict.fromkeys(servers.QUEUES, 1)
     servers.register_zombie_automation(url)  # as a second `up` does
     with temporary_settings({PREFECT_API_URL: url}):
         automation = Automation.read(name=servers.ZOMBIES)
@@ -137,7 +139,7 @@ def test_a_schedule_that_the_file_no_longer_has_is_removed_and_one_of_a_user_sta
     client.create_deployment_schedules(deployment.id, [ours, users])
     prefect("deploy", "--all")
     assert len(client.read_deployment_by_name("fed-rlhf/qa").schedules) == 2  # Prefect leaves them
-    servers.remove_old_schedules(url)
+    servers.update_schedules(url)
     for name, crons in (("fed-rlhf/qa", ["0 4 * * *"]), ("benchmark/nightly", ["0 2 * * *"])):
         assert [one.schedule.cron for one in client.read_deployment_by_name(name).schedules] == crons
 
@@ -218,3 +220,10 @@ def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(
         bars = ArtifactFilter(key={"any_": [key]})
         (bar,) = client.read_artifacts(artifact_filter=bars, sort="UPDATED_DESC", limit=1)
         assert float(bar.data) == 100
+
+
+def test_without_schedules_those_of_the_file_are_inactive(home, client):
+    """The last test, since others wait for scheduled runs."""
+    servers.update_schedules(f"http://{servers.HOST}:{servers.PREFECT_PORT}/api", are_active=False)
+    (schedule,) = client.read_deployment_by_name("benchmark/nightly").schedules
+    assert not schedule.active

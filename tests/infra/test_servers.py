@@ -147,7 +147,7 @@ def test_a_taken_port_is_reported_before_anything_is_started(state, monkeypatch)
         port = foreign.getsockname()[1]
         monkeypatch.setenv("MLFLOW_PORT", str(port))
         monkeypatch.setattr(servers, "PREFECT_PORT", servers.free_port())
-        with pytest.raises(ServerError, match=rf"port {port}.*mlflow-server.*stop"):
+        with pytest.raises(ServerError, match=rf"port {port}.*mlflow-server.*stop.*MLFLOW_PORT"):
             servers.start_servers()
     assert not list(state.glob("*.json"))
 
@@ -380,14 +380,34 @@ def test_schedules_that_the_file_no_longer_has_are_removed_and_those_of_users_st
         deployed("theirs", None, "weekly"),
     ]
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: client)
-    servers.remove_old_schedules("http://127.0.0.1:1/api")
+    servers.update_schedules("http://127.0.0.1:1/api")
     removed = [call.args for call in client.delete_deployment_schedule.call_args_list]
     assert removed == [("qa", f"{mine} of qa"), ("renamed", f"{mine} of renamed")]
     assert "the schedule of qa" in capsys.readouterr().out
+    assert not client.update_deployment_schedule.called
+    servers.update_schedules("http://127.0.0.1:1/api", are_active=False)
+    (paused,) = client.update_deployment_schedule.call_args_list
+    assert (paused.args, paused.kwargs) == (("nightly", f"{mine} of nightly"), {"active": False})
+
+
+def test_the_port_of_prefects_server_is_that_of_prefect_toml(tmp_path, monkeypatch):
+    assert f"http://{servers.HOST}:{servers.PREFECT_PORT}" == paths.prefect_address()
+    monkeypatch.setattr(paths, "PACKAGE", tmp_path)
+    assert paths.prefect_address() == "http://127.0.0.1:4200"  # of a wheel
+    (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://127.0.0.1:4300/api"\n')
+    assert paths.prefect_address() == "http://127.0.0.1:4300"
 
 
 def test_the_schedules_of_the_file_have_the_slug_by_which_up_knows_them():
+    """And are in the queue of their own, so that no other deployment waits for one."""
     file = yaml.safe_load((servers.PACKAGE / "prefect.yaml").read_text(encoding="utf-8"))
     schedules = [one for entry in file["deployments"] for one in entry["schedules"]]
     assert schedules
+    default, nightly = servers.QUEUES
+    queues = {
+        entry["name"]: entry["work_pool"].get("work_queue_name", default) for entry in file["deployments"]
+    }
+    scheduled = {entry["name"] for entry in file["deployments"] if entry["schedules"]}
+    assert {name for name, queue in queues.items() if queue == nightly} == scheduled
+    assert set(queues.values()) == {default, nightly}
     assert {one["slug"] for one in schedules} == {servers.SCHEDULE_SLUG}

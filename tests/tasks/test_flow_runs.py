@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prefect import flow
@@ -9,8 +10,10 @@ from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.states import Scheduled
 
+from components.environment import PRIVATE_PREFECT
 from flows import benchmark
-from tasks.flow_runs import superseded
+from tasks import flow_runs
+from tasks.flow_runs import current_flow_run, superseded
 from tasks.runs import Run
 
 
@@ -39,6 +42,17 @@ def test_of_the_nights_that_a_worker_missed_the_last_one_runs(prefect_session):
     assert not ends(runs[0], auto_scheduled=False)  # a user has started it
     assert not ends(runs[0], deployment_id=None)
     assert superseded() is None
+
+
+def test_the_page_of_a_private_server_that_ends_with_the_run_is_at_the_server_of_up(monkeypatch):
+    page = "http://127.0.0.1:50043/flow-runs/flow-run/1"
+    monkeypatch.setattr(flow_runs.runtime, "flow_run", SimpleNamespace(id="1", ui_url=page))
+    monkeypatch.delenv(PRIVATE_PREFECT, raising=False)
+    assert current_flow_run().tags()["prefect.flow_run_url"] == page
+    monkeypatch.setenv(PRIVATE_PREFECT, "1")
+    assert current_flow_run().tags()["prefect.flow_run_url"] == "http://127.0.0.1:4200/flow-runs/flow-run/1"
+    monkeypatch.setattr(flow_runs.runtime, "flow_run", SimpleNamespace(id="1", ui_url=None))
+    assert current_flow_run().url is None
 
 
 def test_a_benchmark_that_has_begun_is_resumed_although_a_later_night_is_due(monkeypatch):
