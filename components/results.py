@@ -482,12 +482,21 @@ class WinRate(Result):
     losses: int
     unparsable: int
 
+    @property
+    def ties_as_half(self) -> float:
+        """(wins + ties / 2) / (wins + ties + losses); NaN without a parsed verdict."""
+        parsed = self.wins + self.ties + self.losses
+        return (self.wins + self.ties / 2) / parsed if parsed else math.nan
+
 
 class ContestFigures(WinRate):
     """The figures of a contest by the verdicts of both orders, see components.evaluation.contests."""
 
     consistency: float  # share of the judged pairs on which the verdicts in both orders agree
     ties_half: float  # rate with a tie as half a win
+    # Its 95% interval; None in earlier results, with fewer than two prompts, and where it has no width.
+    ties_half_low: float | None = None
+    ties_half_high: float | None = None
     length_controlled: float  # that rate at equal length
     length_controlled_low: float
     length_controlled_high: float

@@ -200,13 +200,13 @@ def check(
 ) -> None:
     """Check a recipe and what it needs; estimate its costs.
 
-    The estimates are of memory, disk and training time.
+    The estimates are of memory and disk.
     """
     from components.config.loading import annotated_yaml
     from components.federation.spending import privacy_spent
     from components.recipes import check_recipe
     from components.recipes.data_preview import describe_data
-    from components.recipes.estimates import Shapes, describe_costs, estimate_costs, training_time
+    from components.recipes.estimates import Shapes, describe_costs, estimate_costs
     from components.recipes.load import load_with_origins
     from components.reporting.lines import privacy_line
 
@@ -215,7 +215,6 @@ def check(
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
     checked = check_recipe(loaded, with_expectations=True)
-    seconds, time = training_time(loaded, checked.data.server_prompts)
     from tasks.devices import describe_places  # imports torch
 
     places = describe_places(loaded)
@@ -225,7 +224,7 @@ def check(
         from flows.outputs import RecipeCheck
 
         costs = estimate_costs(loaded, Shapes())
-        _print_json(RecipeCheck.of(recipe, checked, costs, seconds, places, privacy))
+        _print_json(RecipeCheck.of(recipe, checked, costs, places, privacy))
         return
     print(f"{recipe}: the recipe is valid")
     if checked.unread:
@@ -235,8 +234,6 @@ def check(
     clients, where = places
     print(f"clients at a time: {clients}, on {where}" if clients else f"clients at a time: unknown: {where}")
     print(describe_costs(loaded))
-    if time:
-        print(time)
     if privacy is not None:
         print(privacy_line(privacy))
 

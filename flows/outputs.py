@@ -69,7 +69,6 @@ class RecipeCheck(BaseModel):
     place: str = Field(description="what the memory is of")
     memory: list[StageMemory] = Field(description="peak memory by stage")
     disk: int | None = Field(description="bytes on disk of the rounds' adapters; null if it is not known")
-    seconds: dict[str, float] = Field(description="of training on this machine, by stage; estimated")
     privacy: PrivacySpent | None = Field(description="what all rounds cost; null without federation.privacy")
     not_estimated: dict[str, list[str]] = Field(description="what is not estimated, by reason")
 
@@ -79,7 +78,6 @@ class RecipeCheck(BaseModel):
         recipe: str,
         checked: Checked,
         costs: Costs,
-        seconds: dict[str, float],
         places: tuple[int | None, str],
         privacy: PrivacySpent | None,
     ) -> Self:
@@ -105,7 +103,6 @@ class RecipeCheck(BaseModel):
             place=costs.place,
             memory=memory,
             disk=costs.disk,
-            seconds={stage: round(one, 1) for stage, one in seconds.items()},
             privacy=privacy,
             not_estimated=costs.problems,
         )

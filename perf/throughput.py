@@ -107,9 +107,9 @@ def step_flops(shape: ModelShape, lora: LoraConfig, step: Step) -> float:
     """FLOPs that a step needs, without recomputation (Chowdhery et al. 2022, appendix B).
 
     They are the basis of the model FLOP utilization. As is the custom, attention's masked half is
-    counted, and so they are more than those of components.models.memory.step_flops. A frozen matrix
-    takes 2 FLOPs per weight and token in the forward pass and 2 in the backward pass, because its own
-    gradient is not needed; an adapter takes 6. The two rows of the head are left out.
+    counted. A frozen matrix takes 2 FLOPs per weight and token in the forward pass and 2 in the
+    backward pass, because its own gradient is not needed; an adapter takes 6. The two rows of the head
+    are left out.
     """
     attention = 12 * shape.layers * shape.heads * shape.head_dim * step.length
     per_token = 4 * shape.linear_values + 6 * shape.lora_values(lora) + attention

@@ -19,6 +19,7 @@ from components.config import RecipeError, UserError
 from components.io import DamagedFileError, read_mapping
 from components.paths import runs_root
 from components.recipes.load import name_and_method
+from components.reporting.formats import are_all_ties, format_rate
 from tasks.runs import Run, find_run, lock
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ HEADLINE = (
     "after/accuracy/mean",
     "after/accuracy/worst",
     "after/accuracy/spread",
-    "aligned_vs_base/win_rate",
+    "aligned_vs_base/wins",
+    "aligned_vs_base/ties",
+    "aligned_vs_base/losses",
+    "aligned_vs_base/ties_half",
+    "aligned_vs_base/ties_half_low",
+    "aligned_vs_base/ties_half_high",
 )
 """The main metrics of a run."""
 
@@ -44,8 +50,8 @@ class RunStatus(BaseModel):
         description="`finished`, `running: PHASE` or `stopped: PHASE`: the first phase that is not complete"
     )
     headline: str = Field(
-        description="held-out accuracy before and after the rounds, and win rate against the base policy;"
-        " empty before the report"
+        description="held-out accuracy before and after the rounds; wins, ties and losses against the base"
+        " policy, and the win rate with ties as 1/2; empty before the report"
     )
     written: datetime = Field(description="when it last wrote a file (UTC)")
     size: int = Field(description="bytes of its folder")
@@ -147,15 +153,19 @@ def headline(run: Run) -> str:
 
 
 def format_headline(metrics: Mapping[str, float]) -> str:
-    """Accuracy before and after the rounds, with the worst client and the spread, and the win rate."""
-    before, after, worst, spread, rate = map(metrics.get, HEADLINE)
+    """Accuracy before and after the rounds, with the worst client and the spread; the outcome of the contest.
+
+    The interval of the win rate is missing in reports of earlier versions.
+    """
+    before, after, worst, spread, wins, ties, losses, rate, low, high = map(metrics.get, HEADLINE)
     parts = []
     if before is not None and after is not None:
         parts.append(f"accuracy {before:.3f} -> {after:.3f}")
         if worst is not None and spread is not None:
             parts[-1] += f" (worst client {worst:.3f}, spread {spread:.3f})"
-    if rate is not None:
-        parts.append(f"win rate {rate:.1%}")
+    if wins is not None and ties is not None and losses is not None:
+        rate_text = format_rate(rate, low, high, are_all_ties(wins, ties, losses))
+        parts.append(f"wins/ties/losses {wins:.0f}/{ties:.0f}/{losses:.0f}, ties as 1/2: {rate_text}")
     return ", ".join(parts)
 
 

@@ -207,19 +207,19 @@ def partition_chart(counts: Mapping[str, Mapping[str, int]]) -> Figure:
 def interval_chart(
     title: str,
     x_title: str,
-    intervals: Mapping[str, tuple[float, float, float]],
+    intervals: Mapping[str, tuple[float, float | None, float | None]],
     reference_line: float,
     singles: Mapping[str, Sequence[float]] | None = None,
 ) -> Figure:
     """Shares with their intervals, a row each, from the top; a dotted line at `reference_line`.
 
-    By name, the intervals are the share with its lower and upper bound, left out without a number, and the
-    singles the shares of single seeds.
+    By name, the intervals are the share with its lower and upper bound, left out without a number (without
+    bounds it has no bar), and the singles the shares of single seeds.
     """
     from plotly import express
 
     frame = _frame([(name, *numbers) for name, numbers in intervals.items()], "name", "share", "low", "high")
-    frame = frame.dropna(subset="share")
+    frame = frame.dropna(subset="share").astype({"low": float, "high": float})
     bounds = {"error_x": frame["high"] - frame["share"], "error_x_minus": frame["share"] - frame["low"]}
     texts = _texts(title, share=x_title, name="")
     figure = express.scatter(frame, x="share", y="name", **bounds, **texts)

@@ -121,7 +121,7 @@ class Contest(StoredResult):
             [units[n] for n in labels],
         )
         controlled = fit_length_controlled_rate(*rows)
-        further = corrected_figures([self], [judge or {}])
+        further = tie_figures([self], [judge or {}])
         if self.style:
             style = {name: [values[n] for n in labels] for name, values in self.style.items()}
             styled = fit_length_controlled_rate(*rows, style)
@@ -177,7 +177,7 @@ def pooled_figures(
     if len(contests) < 2:
         return contests[0].figures(resamples, seed, next(iter(judges), None))
     figures = Contest.pooled(by_seed).figures(resamples, seed)
-    update = corrected_figures(contests, judges)
+    update = tie_figures(contests, judges)
     if (rate := estimate_share([one.counts(one.verdicts, NO_WINS) for one in contests])) is not None:
         low, high = rate.interval()
         update |= {"low": low, "high": high}
@@ -194,17 +194,22 @@ def pooled_figures(
     return figures.model_copy(update=update)
 
 
-def corrected_figures(contests: Sequence[Contest], judges: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The fields of ContestFigures on the rate without the judges' errors; none where it is not known.
+def tie_figures(contests: Sequence[Contest], judges: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The fields of ContestFigures on the interval of ties_half, and on that rate without the judges' errors.
 
-    Contests and the figures of their judges are by seed.
+    Contests and the figures of their judges are by seed. What is not known is left out.
     """
-    right, pairs = judge_counts(judges)
-    estimate = ties_half(contests) if pairs else None
-    rate = None if estimate is None else correct_rate(estimate, right, pairs)
-    if rate is None:
+    estimate = ties_half(contests)
+    if estimate is None:
         return {}
-    return dict(zip(("corrected", "corrected_low", "corrected_high"), rate, strict=True))
+    figures = {}
+    low, high = estimate.interval()
+    if low < high:
+        figures = {"ties_half_low": low, "ties_half_high": high}
+    right, pairs = judge_counts(judges)
+    if pairs and (rate := correct_rate(estimate, right, pairs)) is not None:
+        figures |= zip(("corrected", "corrected_low", "corrected_high"), rate, strict=True)
+    return figures
 
 
 def ties_half(contests: Sequence[Contest]) -> Estimate | None:

@@ -207,20 +207,6 @@ class StepShape:
     one_position: bool = False  # one position per sequence is read, as of selectors
 
 
-def step_flops(shape: ModelShape, lora: LoraConfig, step: StepShape) -> int:
-    """Floating-point operations of a forward and backward pass of sequences that are all of full length.
-
-    A multiplication with frozen weights counts once forward and once backward, since they get no gradient;
-    one with LoRA's weights counts once more. Causal attention reads half of the positions.
-    """
-    tokens = step.rows * step.tokens
-    frozen = 2 * tokens * shape.linear_values
-    attention = 2 * tokens * step.tokens * shape.layers * shape.heads * shape.head_dim
-    logits = 2 * (step.logit_positions or step.rows) * shape.vocabulary * shape.hidden
-    layers = frozen * (3 if shape.checkpointing else 2) + attention * (4 if shape.checkpointing else 3)
-    return layers + 2 * logits + 6 * tokens * shape.lora_values(lora)
-
-
 def layer_bytes(shape: ModelShape, lora: LoraConfig, masked: bool) -> int:
     """Bytes that autograd stores per token in a whole layer.
 

@@ -6,7 +6,7 @@ checked       whether it can be run here: files, data, models and memory
 inputs        the files that it names, copied into a run
 data_preview  the data, read and divided as a run does it
 model_checks  configurations and tokenizers
-estimates     memory and time
+estimates     memory and disk
 benchmarks    many recipes of one benchmark
 """
 

@@ -50,11 +50,6 @@ class DataPreview:
     unread: str = ""  # why not all rows were read, as a sentence; empty where they were
     expectations: Callable[[], list[str]] = list  # waits for those on the data, and gives their warnings
 
-    @property
-    def server_prompts(self) -> int | None:
-        """Number of the prompts to align on; None where it is not known."""
-        return None if self.rows is None else self.rows.prompts.get("align", 0)
-
 
 _last: dict[str, DataSet] = {}
 """The data that this process read last, by what they depend on: a run and arms of a benchmark share them."""

@@ -1,19 +1,16 @@
-"""Peak memory, disk and time of a recipe, from the configurations of its models.
+"""Peak memory and disk of a recipe, from the configurations of its models.
 
 Each stage is estimated with all models that are in memory at the same time: for one GPU, or for the CPU
-where runtime.devices names it. Which devices this machine has matters to `check_fit` and the time alone.
+where runtime.devices names it. Which devices this machine has matters to `check_fit` alone.
 What a model's config.json does not tell is left out and said; nothing is guessed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from components.config import (
@@ -32,13 +29,11 @@ from components.config.local_objectives import SftObjective
 from components.config.privacy import LabelPrivacy
 from components.evaluation.judges.selector_judge import SelectorJudgeSection
 from components.learning.reward_model import TrainedReward
-from components.models.backbone import BackboneError, choose_devices, cuda_memory, read_model_config
-from components.models.memory import FP32, ModelShape, StepShape, inference_bytes, step_flops, training_bytes
-from components.progress import format_duration
+from components.models.backbone import BackboneError, cuda_memory, read_model_config
+from components.models.memory import FP32, ModelShape, StepShape, inference_bytes, training_bytes
 from components.reporting.page import Table, text_table
 
 GIGA = 10**9
-MEASURED = 0.3  # seconds that the speed of a device is measured for
 CHECKPOINTING = "backbone.gradient_checkpointing"
 GENERATION = "policy.generation_batch_size"
 
@@ -53,26 +48,23 @@ class Stage:
     lower: str  # keys that lower its memory
     lora: LoraConfig = field(default_factory=LoraConfig)  # of what is trained
     optimizer: str = ""  # empty where nothing is trained
-    # Forward and backward passes of `step` in the run; None if they depend on the pairs or on samples.
-    passes: int | None = None
     modules: PersonalModules | None = None  # a client's own modules; None without
     frozen: Sequence[FrozenModel] = ()  # that are in memory; where nothing is trained, all models
 
 
-def all_stages(recipe: Recipe, prompts: int | None = None) -> list[Stage]:
-    """The stages of a recipe that load models; prompts: number of the server's, None if not known."""
+def all_stages(recipe: Recipe) -> list[Stage]:
+    """The stages of a recipe that load models."""
     policy, method, judge = recipe.policy, recipe.federation.options, recipe.evaluation.judge
     tokens = policy.max_prompt_tokens, policy.max_new_tokens
     writer = FrozenModel("policy", policy.backbone, policy.generation_batch_size, *tokens, policy.lora)
     stages = [*_tree_stages(recipe, writer), *_reward_stages(recipe), rounds_stage(recipe)]
     if recipe.aligns_a_policy:
-        stages.append(_alignment_stage(recipe, prompts))
+        stages.append(_alignment_stage(recipe))
     if isinstance(judge, SelectorJudgeSection):
-        key, section, optimizer = "evaluation.judge", judge.selector, judge.optimizer
+        key, section = "evaluation.judge", judge.selector
         step = _trained_rows(section, judge.micro_batch_size or judge.batch_size)
-        passes = judge.steps * optimizer.accumulation * math.ceil(judge.batch_size / step.rows)
         lower = f"{key}.micro_batch_size, {key}.selector.{CHECKPOINTING}"
-        stages.append(Stage("judge", section.backbone, step, lower, section.lora, optimizer.name, passes))
+        stages.append(Stage("judge", section.backbone, step, lower, section.lora, judge.optimizer.name))
     if method.sampling:
         lower = f"{GENERATION}, the rewards' batch_size"
         stages.append(_frozen_stage("rollouts", [writer, *_reward_models(recipe)], lower))
@@ -137,31 +129,20 @@ def rounds_stage(recipe: Recipe) -> Stage:
         completions = 2 if corrects else 1  # the corrected loss is of both
     step = _trained_rows(section, min(batch, config.micro_batch_size or batch), completions)
     step = replace(step, entropies=isinstance(objective, MultiObjective | PairPpoObjective))
-    passes = None
-    if config.local_epochs is None and not step.entropies:  # both depend on the pairs or the samples
-        gradients = config.rounds * config.clients_per_round * local.gradient_evaluations(config, 0)
-        passes = gradients * math.ceil(config.batch_size / step.rows)
     lower = f"federation.micro_batch_size, {method.trained_model}.{CHECKPOINTING}"
     rewards = _reward_models(recipe) if method.sampling else ()
     optimizer = config.optimizer.name
-    return Stage(
-        "rounds", section.backbone, step, lower, section.lora, optimizer, passes, local.personal, rewards
-    )
+    return Stage("rounds", section.backbone, step, lower, section.lora, optimizer, local.personal, rewards)
 
 
-def _alignment_stage(recipe: Recipe, prompts: int | None) -> Stage:
+def _alignment_stage(recipe: Recipe) -> Stage:
     """DPO on the server, checkpointed on CUDA in any case."""
-    policy, config, dpo = recipe.policy, recipe.alignment, recipe.alignment.dpo
+    policy, dpo = recipe.policy, recipe.alignment.dpo
     step = _trained_rows(policy, dpo.micro_batch_size)
     checkpointing = on_cuda(recipe) or policy.backbone.gradient_checkpointing
     backbone = policy.backbone.model_copy(update={"gradient_checkpointing": checkpointing})
-    passes = None
-    if prompts is not None:
-        pairs = config.pairs_per_prompt or config.completions * (config.completions - 1) // 2
-        used = min(prompts, config.prompts or prompts)
-        passes = dpo.epochs * math.ceil(used * pairs / step.rows)
     lower = "alignment.dpo.micro_batch_size"
-    return Stage("alignment", backbone, step, lower, policy.lora, dpo.optimizer, passes)
+    return Stage("alignment", backbone, step, lower, policy.lora, dpo.optimizer)
 
 
 def _trained_rows(section: SelectorConfig | PolicyConfig, rows: int, completions: int = 2) -> StepShape:
@@ -317,53 +298,6 @@ def describe_misfit(recipe: Recipe) -> str | None:
         f" use a GPU with more memory{others}; the estimate has all rows at their full length, and"
         " runtime.check_memory=false leaves this check out."
     )
-
-
-def training_time(recipe: Recipe, prompts: int | None) -> tuple[dict[str, float], str]:
-    """Seconds of a recipe's training on one of its devices, by stage, and a line that says so.
-
-    Sequences are of full length; prompts as of all_stages. Stages whose model or number of passes is not
-    known are left out, and all of them where the recipe's devices are not here.
-    """
-    shapes, flops = Shapes(), {}
-    for stage in all_stages(recipe, prompts):
-        if stage.passes is not None:
-            with contextlib.suppress(UserError):  # the model is among the problems of estimate_costs
-                shape = shapes.of(stage.backbone)
-                flops[stage.name] = stage.passes * step_flops(shape, stage.lora, stage.step)
-    device = ""
-    if flops:
-        with contextlib.suppress(BackboneError):
-            device = choose_devices(recipe.runtime.devices)[0]
-    if not device:
-        return {}, ""
-    rate = flops_per_second(device)
-    seconds = {name: one / rate for name, one in flops.items()}
-    stages = ", ".join(f"{name} {format_duration(one)}" for name, one in seconds.items())
-    return seconds, (
-        f"estimated time of training on {device} ({rate / GIGA:,.0f} GFLOP/s), with sequences of full"
-        f" length: {stages}; sampling, labeling and evaluation are not included"
-    )
-
-
-@cache
-def flops_per_second(device: str) -> float:
-    """Floating-point operations per second of products of matrices, in the precision that models train in."""
-    import torch
-
-    from components.models.onednn import multiply
-
-    cuda = device.startswith("cuda")
-    width = 4096 if cuda else 1024
-    matrix = torch.ones(width, width, dtype=torch.bfloat16 if cuda else torch.float32, device=device)
-    multiply(matrix, matrix)
-    products, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < MEASURED:
-        multiply(matrix, matrix)
-        if cuda:
-            torch.cuda.synchronize(device)
-        products += 1
-    return 2 * width**3 * products / elapsed
 
 
 def describe_costs(recipe: Recipe) -> str:

@@ -24,14 +24,12 @@ from components.reporting.formats import (
     format_mean,
     format_number,
     format_percent,
-    format_rate,
     rate_cells,
 )
 from components.reporting.metrics import ALIASES, REWARD_ALIAS, alias_of, named, values_of
 from components.reporting.page import Answers, Chart, Notes, Page, PageSection, Part, Table, filled
 from components.reporting.run_page import CORRECTED, RATE_HEADINGS, hacking_chart, style_table
 from components.reporting.units import UnitsByMetric, client_range
-from components.results import WinRate
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -218,23 +216,20 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def contests_table(results: BenchmarkResults) -> Table:
-    """Win rates, uncorrected and at equal length, over all seeds, and by seed."""
+    """Counts and rates over all seeds, and by seed."""
     rows = []
     for name, by_seed in results.contests.items():
         pool = results.pools[name]
         every = Contest.pooled(by_seed)
         prompts = {prompt for contest in by_seed.values() for prompt in contest.units}
-
-        def counted(text: str, rate: WinRate, *, has_answers: bool = bool(every.ours)) -> str:
-            return f"{text} ({format_counts(rate)})" if has_answers else text
-
-        rate = format_rate(pool.win_rate, pool.low, pool.high)
         rates = {seed: contest.win_rate() for seed, contest in by_seed.items()}
-        by_seeds = [f"{seed}: {counted(format_percent(one.win_rate), one)}" for seed, one in rates.items()]
+        by_seeds = [
+            f"{seed}: {format_percent(one.ties_as_half)} ({format_counts(one)})"
+            for seed, one in rates.items()
+        ]
         lengths = f"{np.mean(every.ours):.0f}, {np.mean(every.theirs):.0f}" if every.ours else MISSING
         rows.append(
             {"contest": name, "answers (different prompts)": f"{len(every.ours)} ({len(prompts)})"}
-            | {"win rate [95%] (wins/ties/losses)": counted(rate, pool)}
             | rate_cells(pool, results.judges_of(name), "corrected for the judge's errors [95%]")
             | {"characters": lengths, "by seed": "; ".join(by_seeds)}
         )
@@ -303,21 +298,18 @@ def _bars(results: BenchmarkResults) -> list[Chart]:
 
 
 def _win_rates(results: BenchmarkResults) -> list[Chart]:
-    pools = {name: pool for name, pool in results.pools.items() if math.isfinite(pool.win_rate)}
+    pools = {name: pool for name, pool in results.pools.items() if math.isfinite(pool.ties_half)}
     if not pools:
         return []
-    seeds = {name: [one.win_rate().win_rate for one in results.contests[name].values()] for name in pools}
+    seeds = {name: [one.win_rate().ties_as_half for one in results.contests[name].values()] for name in pools}
     figure = interval_chart(
-        "Win rates, 95% intervals",
-        "win rate",
-        {name: (pool.win_rate, pool.low, pool.high) for name, pool in pools.items()},
+        "Win rates with ties as 1/2, 95% intervals",
+        "win rate, ties as 1/2",
+        {name: (pool.ties_half, pool.ties_half_low, pool.ties_half_high) for name, pool in pools.items()},
         0.5,
         {name: rates for name, rates in seeds.items() if len(rates) > 1},
     )
-    caption = (
-        "Over all seeds, with intervals over seeds and prompts. A tie is neither a win nor a loss, so both"
-        " may be below half."
-    )
+    caption = "Over all seeds, with intervals over seeds and prompts. Verdicts that are all ties have none."
     return [Chart(figure, caption)]
 
 

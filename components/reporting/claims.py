@@ -21,7 +21,7 @@ from components.evaluation.contests import LABELS, equal_length
 from components.evaluation.intervals import LEVEL, Estimate, estimate_mean, estimate_share, holm
 from components.evaluation.winrate import Verdict
 from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.formats import format_equal_length, format_number
+from components.reporting.formats import format_figure, format_number
 from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
 from components.reporting.units import PROMPTS, Units
@@ -194,7 +194,7 @@ def _measure_contest(
     if not contests:
         return replace(finding, reason="not measured"), 0
     pool = results.pools[name]
-    decided, equal = _decided_words(pool.wins, pool.losses), format_equal_length(pool)
+    decided, equal = _decided_words(pool.wins, pool.losses), format_figure(pool, "length_controlled")
     counted = DECIDED if figure == WINS else tuple(LABELS)
     every = [one for one in contests.values() if any(verdict in counted for verdict in one.verdicts)]
     if figure == WINS:

@@ -11,6 +11,7 @@ from components.evaluation.judge_errors import is_better_than_chance, judge_coun
 from components.results import ContestFigures, WinRate
 
 MISSING = "-"
+ALL_TIES = "undecided: all ties"
 
 
 def format_number(value: float | None, digits: int = 3) -> str:
@@ -23,36 +24,55 @@ def format_percent(share: float | None) -> str:
     return MISSING if share is None or not math.isfinite(share) else f"{share:.1%}"
 
 
-def format_rate(share: float | None, low: float | None, high: float | None) -> str:
-    """A share in percent with its interval, where it has one; '-' if it is missing or not finite."""
+def format_rate(share: float | None, low: float | None, high: float | None, is_all_ties: bool = False) -> str:
+    """A share in percent with its interval, where it has one; '-' if it is missing or not finite.
+
+    Of verdicts that are all ties it is undecided, and its interval, which has no width, is left out.
+    """
     text = format_percent(share)
-    if text == MISSING or low is None or high is None:
+    if text == MISSING:
+        return text
+    if is_all_ties:
+        return f"{text} ({ALL_TIES})"
+    if low is None or high is None:
         return text
     return f"{text} [{format_percent(low)}, {format_percent(high)}]"
 
 
-def format_equal_length(one: ContestFigures) -> str:
-    """The win rate at equal length, a tie half a win, and its interval."""
-    return format_rate(one.length_controlled, one.length_controlled_low, one.length_controlled_high)
+def are_all_ties(wins: float, ties: float, losses: float) -> bool:
+    """Whether there are ties and nothing else."""
+    return ties > 0 and not wins and not losses
+
+
+def format_figure(one: ContestFigures, name: str) -> str:
+    """A rate of a contest, by its name in ContestFigures, with its interval."""
+    share, low, high = (getattr(one, field) for field in (name, f"{name}_low", f"{name}_high"))
+    return format_rate(share, low, high, are_all_ties(one.wins, one.ties, one.losses))
+
+
+def format_share_of_wins(one: WinRate) -> str:
+    """Wins among all verdicts, of which ties are none, with its interval."""
+    return format_rate(one.win_rate, one.low, one.high, are_all_ties(one.wins, one.ties, one.losses))
 
 
 def rate_cells(one: ContestFigures, judges: Sequence[Mapping[str, float]], corrected: str) -> dict[str, str]:
-    """The cells of a contest with its rates beside the win rate.
+    """The cells of a contest with its counts and its rates.
 
     The judges' figures are of its seeds; `corrected` heads the rate without the judge's errors.
     """
     right, pairs = judge_counts(judges)
-    text = format_rate(one.corrected, one.corrected_low, one.corrected_high)
+    text = format_figure(one, "corrected")
     if pairs and not is_better_than_chance(right, pairs):
         text = "the judge is not better than chance"
-    elif is_undecided(one):
+    elif is_undecided(one) and not text.endswith(f"({ALL_TIES})"):
         text += " (undecided)"
-    style = format_rate(one.style_controlled, one.style_controlled_low, one.style_controlled_high)
     return {
-        "at equal length [95%]": format_equal_length(one),
-        "at equal length and style [95%]": style,
-        "ties half": format_percent(one.ties_half),
+        "wins/ties/losses": format_counts(one),
+        "win rate, ties as 1/2 [95%]": format_figure(one, "ties_half"),
+        "at equal length [95%]": format_figure(one, "length_controlled"),
+        "at equal length and style [95%]": format_figure(one, "style_controlled"),
         corrected: text,
+        "share of wins [95%]": format_share_of_wins(one),
     }
 
 
@@ -63,7 +83,9 @@ def is_undecided(one: ContestFigures) -> bool:
 
 
 def format_counts(rate: WinRate) -> str:
-    """Wins, ties and losses, and unparsable verdicts where there are some."""
+    """Wins, ties and losses, and unparsable verdicts where there are some; '-' without a verdict."""
+    if not (rate.wins or rate.ties or rate.losses or rate.unparsable):
+        return MISSING
     counts = f"{rate.wins}/{rate.ties}/{rate.losses}"
     return f"{counts} ({rate.unparsable} unparsable)" if rate.unparsable else counts
 

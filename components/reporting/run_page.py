@@ -15,10 +15,10 @@ from components.data.records import answered_prompt
 from components.evaluation import charts
 from components.evaluation.judge_errors import is_better_than_chance, judge_counts
 from components.reporting.formats import (
-    format_counts,
     format_number,
     format_percent,
     format_rate,
+    format_share_of_wins,
     is_undecided,
     rate_cells,
 )
@@ -134,12 +134,13 @@ CORRECTED = (
     " easier than pairs of two policies' answers, so that the correction and its interval are too small."
 )
 RATE_HEADINGS = (
-    "Win rate: wins / (wins + ties + losses). Ties half: the same with a tie as half a win. " + EQUAL_LENGTH
+    "Win rate, ties as 1/2: (wins + ties / 2) / (wins + ties + losses). Share of wins: wins / (wins + ties +"
+    " losses), as in FedBiscuit's table 1. " + EQUAL_LENGTH
 )
 ORDER_HEADINGS = (
     " Consistency: the share of pairs on which the judge's verdicts in both orders agree. Ours"
-    " first: the win rate if the judge reads the answer of the policy named first before the other one, in"
-    " this order alone."
+    " first: the share of wins if the judge reads the answer of the policy named first before the"
+    " other one, in this order alone."
 )
 
 
@@ -349,19 +350,17 @@ def _client_rows(summaries: Sequence[AccuracySummary], prefix: str = "") -> dict
 
 
 def contests_table(results: RunResults) -> Table:
-    """Win rates with their intervals: as they are, at equal length and style, corrected, and by one order."""
+    """Counts, and rates with their intervals: ties as 1/2, controlled, corrected, of wins, by one order."""
     evaluation, labels = results.evaluation, results.contest_labels
     judge = evaluation.judge_figures
     rows = []
     for name, label in labels.items():
         one = evaluation.contests[name]
-        single = one.single_order
         rows.append(
-            {"": label, "win rate [95%]": format_rate(one.win_rate, one.low, one.high)}
-            | {"wins/ties/losses": format_counts(one)}
+            {"": label}
             | rate_cells(one, [judge], "corrected [95%]")
             | {"consistency": format_percent(one.consistency)}
-            | {"ours first [95%]": format_rate(single.win_rate, single.low, single.high)}
+            | {"ours first [95%]": format_share_of_wins(one.single_order)}
         )
     notes = [f"judge: {evaluation.judge}"]
     if (accuracy := judge.get("judge_accuracy")) is not None:
@@ -653,7 +652,7 @@ def hacking_chart(title: str, curve: Sequence[CurvePoint]) -> Figure:
     points = [(name, 0.0, 0.5) for name in names]
     for point in curve:
         points += zip(names, [point.step] * 2, (point.proxy, point.judge), strict=True)
-    y_title = "preferred to base (ties half)"
+    y_title = "preferred to base (ties as 1/2)"
     base = (0.5, "base policy")
     return charts.line_chart(title, "step of DPO", y_title, points, reference_line=base, y_range=(0, 1))
 

@@ -195,9 +195,7 @@ def draw_reward_hacking_curve(run: Run, recipe: Recipe, steps: Sequence[int]) ->
     judged = judge_contests(run, recipe, {f"step {step}": pairs for step, pairs in contests.items()})
     curve = []
     for step, own in zip(contests, judged.values(), strict=True):
-        rate = own.contest.win_rate()
-        parsed = rate.wins + rate.ties + rate.losses
-        score = (rate.wins + rate.ties / 2) / parsed if parsed else float("nan")
+        score = own.contest.win_rate().ties_as_half
         prompts = len(set(own.contest.units))
         curve.append(CurvePoint(step=step, prompts=prompts, proxy=proxies[step], judge=score))
     return curve

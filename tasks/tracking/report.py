@@ -34,7 +34,10 @@ HEADLINE = (
     *(
         f"aligned_vs_{other}/{name}"
         for other in ("base", "human")
-        for name in ("win_rate", "length_controlled", "style_controlled", "corrected")
+        for name in (
+            *("wins", "ties", "losses", "ties_half", "ties_half_low", "ties_half_high"),
+            *("length_controlled", "style_controlled", "corrected"),
+        )
     ),
     "judge/accuracy",
     "align/kl_sequence",

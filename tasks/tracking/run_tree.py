@@ -63,7 +63,7 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     if parent is not None:
         tags[PARENT_TAG] = parent
     experiment = find_or_create_experiment(client, recipe.tracking.experiment)
-    run_id = str(client.create_run(experiment, run_name=run_name(run), tags=tags).info.run_id)
+    run_id = str(client.create_run(experiment, run_name=run_name(run, recipe, parent), tags=tags).info.run_id)
     if not run.is_benchmark:
         values = leaves(recipe.model_dump(mode="json"))
         client.log_batch(
@@ -75,9 +75,15 @@ def open_run_tracking(run: Run, recipe: Recipe, link: FlowRunLink, parent: str |
     return run_id
 
 
-def run_name(run: Run) -> str:
-    """The name of a run in MLflow: its id, and the settings that it has on top of its recipe."""
-    name = " ".join([run.id, *run.metadata().get("overrides", [])])
+def run_name(run: Run, recipe: Recipe, parent: str | None = None) -> str:
+    """The name of a run in MLflow: method and seed, its id, and the settings on top of its recipe.
+
+    Lists and legends cut it, so that what tells runs apart is first. The id of a benchmark's run (one with
+    a parent) begins with its arm and seed, and a benchmark has no method of its own.
+    """
+    is_alone = parent is None and not run.is_benchmark
+    first = [recipe.federation.method, f"seed {recipe.seed}"] if is_alone else []
+    name = " ".join([*first, run.id, *run.metadata().get("overrides", [])])
     return name if len(name) <= MAX_RUN_NAME else f"{name[: MAX_RUN_NAME - 3]}..."
 
 

@@ -81,6 +81,11 @@ def benchmark(runs):
     return folder
 
 
+def against_base(**figures):
+    """Metrics of the contest against the base policy."""
+    return {f"aligned_vs_base/{name}": value for name, value in figures.items()}
+
+
 def table_row(run_id):
     """The row of a run in the table of runs, by column."""
     header, *rows = fed_rlhf("runs").stdout.splitlines()
@@ -128,14 +133,26 @@ def test_the_headline_figures_are_those_of_the_report(finished, copied):
     headline = table_row(copied.name)["headline"]
     before, after = (metrics[f"{moment}/accuracy/mean"] for moment in ("before", "after"))
     assert f"accuracy {before:.3f} -> {after:.3f}" in headline
-    assert f"win rate {metrics['aligned_vs_base/win_rate']:.1%}" in headline
+    wins, ties, losses = (metrics[f"aligned_vs_base/{name}"] for name in ("wins", "ties", "losses"))
+    rate = (wins + ties / 2) / (wins + ties + losses)
+    assert f"wins/ties/losses {wins:.0f}/{ties:.0f}/{losses:.0f}, ties as 1/2: {rate:.1%}" in headline
 
 
 def test_the_headline_has_the_worst_client_and_the_spread_and_leaves_out_what_is_unknown():
     metrics = {"before/accuracy/mean": 0.5, "after/accuracy/mean": 0.75}
     clients = {"after/accuracy/worst": 0.6, "after/accuracy/spread": 0.1}
     assert format_headline(metrics | clients) == "accuracy 0.500 -> 0.750 (worst client 0.600, spread 0.100)"
-    assert format_headline({"aligned_vs_base/win_rate": 0.5}) == "win rate 50.0%"
+    assert format_headline(against_base(wins=3, ties=1, losses=0, ties_half=0.875)) == (
+        "wins/ties/losses 3/1/0, ties as 1/2: 87.5%"
+    )
+
+
+def test_the_headline_has_the_interval_of_the_rate_or_that_all_are_ties():
+    figures = {"wins": 21, "ties": 9, "losses": 2, "ties_half": 51 / 64}
+    interval = {"ties_half_low": 0.676, "ties_half_high": 0.895}
+    assert format_headline(against_base(**figures, **interval)).endswith(": 79.7% [67.6%, 89.5%]")
+    all_ties = against_base(wins=0, ties=34, losses=0, ties_half=0.5)
+    assert format_headline(all_ties) == "wins/ties/losses 0/34/0, ties as 1/2: 50.0% (undecided: all ties)"
 
 
 def test_a_stopped_run_is_resumed_with_its_own_recipe(finished):

@@ -143,6 +143,9 @@ def test_intervals_are_rows_and_those_without_a_number_are_left_out():
     assert first.error_x.array[0] == pytest.approx(0.2)
     assert first.error_x.arrayminus[0] == pytest.approx(0.1)
     assert list(seeds.x) == [0.55, 0.65]
+    (tied,) = interval_chart("t", "win rate", {"A": (0.5, None, None)}, 0.5).data
+    assert list(tied.x) == [0.5]
+    assert np.isnan(tied.error_x.array).all()
 
 
 def test_a_heat_map_has_gaps_and_frames():

@@ -7,7 +7,7 @@ import pytest
 
 from components.config import UserError
 from components.data.records import answer_id
-from components.evaluation.contests import Contest, pooled_figures
+from components.evaluation.contests import Contest, pooled_figures, ties_half
 from components.evaluation.length_control import fit_length_controlled_rate
 from components.evaluation.winrate import Verdict, win_rate
 from tests.support.contests import LOSS, TIE, WIN, contest
@@ -170,6 +170,18 @@ def test_a_judge_that_is_measured_gives_the_rate_without_its_errors():
     assert contest([WIN, WIN, TIE, LOSS]).figures(100).corrected is None
     at_chance = judge | {"judge_accuracy": 0.5}
     assert contest([WIN, WIN, TIE, LOSS]).figures(100, judge=at_chance).corrected is None
+
+
+def test_the_rate_with_ties_as_half_has_an_interval_over_prompts_unless_it_has_no_width():
+    figures = contest([WIN] * 6 + [TIE] * 3 + [LOSS]).figures(100)
+    expected = ties_half([contest([WIN] * 6 + [TIE] * 3 + [LOSS])]).interval()
+    assert (figures.ties_half_low, figures.ties_half_high) == expected
+    assert figures.ties_half_low < figures.ties_half == figures.ties_as_half == 0.75 < figures.ties_half_high
+    tied = contest([TIE] * 10).figures(100)
+    assert tied.ties_half == 0.5
+    assert tied.ties_half_low is tied.ties_half_high is None
+    seeds = {n: contest([one] * 10) for n, one in enumerate((WIN, LOSS, LOSS))}
+    assert pooled_figures(seeds, 100).ties_half_low == ties_half(list(seeds.values())).interval()[0]
 
 
 # --- seeds

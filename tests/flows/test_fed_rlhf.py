@@ -93,7 +93,7 @@ def test_a_run_parses_and_checks_its_recipe_once_and_reads_its_data_once(complet
         "own-taste pairs",
         "aligned against base policy",
         "aligned against human text",
-        "win rate [95%]",
+        "win rate, ties as 1/2 [95%]",
         "consistency",
         "at equal length [95%]",
         "Report:",
@@ -158,6 +158,10 @@ def test_the_run_is_one_parent_in_mlflow_with_phases_losses_and_a_registered_pol
     version = complete.mlflow.get_model_version_by_alias("debug-policy", "latest-aligned")
     after = complete.metrics["after/accuracy/mean"]
     assert version.tags["after.accuracy.mean"] == f"{after:.4g}"
+    figures = {f"aligned_vs_base/{name}" for name in ("wins", "ties", "losses", "ties_half")}
+    assert figures < parent.data.metrics.keys()
+    assert {name.replace("/", ".") for name in figures} < version.tags.keys()
+    assert "aligned_vs_base.win_rate" not in version.tags, "34 ties would be a rate of 0"
     assert complete.summary.splitlines()[0] in version.description
     model = complete.mlflow.get_logged_model(version.source.removeprefix("models:/"))
     assert {metric.key: metric.value for metric in model.metrics}["after/accuracy/mean"] == after

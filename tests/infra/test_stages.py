@@ -373,7 +373,7 @@ def test_a_finished_pipeline_is_shown_as_finished(pipeline):
 def test_dvc_shows_the_main_metrics_of_the_pipeline(tmp_path):
     from flows.stages import write_headline
 
-    main = {"before/accuracy/mean": 0.5, "after/accuracy/mean": 0.6, "aligned_vs_base/win_rate": 0.7}
+    main = {"before/accuracy/mean": 0.5, "after/accuracy/mean": 0.6, "aligned_vs_base/ties_half": 0.7}
     run = Run("pipeline", tmp_path / "data" / "pipeline")
     write_json(run.report / "metrics.json", main | {"dpo/loss": 0.1})
     write_headline(run)

@@ -8,9 +8,8 @@ import pytest
 from components.config import RecipeError, UserError
 from components.data.prepare import prepare
 from components.data.records import DataError
-from components.recipes import check_recipe, data_preview, estimates, load_recipe, validation_process
+from components.recipes import check_recipe, data_preview, load_recipe, validation_process
 from components.recipes.data_preview import assembled, describe_data, preview_data
-from components.recipes.estimates import all_stages, training_time
 from components.recipes.inputs import open_inputs, store_inputs
 from tests.support.sources import write_jsonl
 
@@ -164,20 +163,6 @@ def test_data_that_changed_are_read_again(own):
     first = preview_data(own()).rows
     second = preview_data(own(ROWS[:120])).rows
     assert first.pairs + first.judge > second.pairs + second.judge
-
-
-def test_the_time_of_training_is_that_of_all_passes(monkeypatch):
-    monkeypatch.setattr(estimates, "flops_per_second", lambda device: 2e9)
-    recipe = load_recipe("debug")
-    passes = {stage.name: stage.passes for stage in all_stages(recipe, prompts=4) if stage.passes}
-    # 3 rounds of 2 clients with 2 steps; DPO: 4 pairs twice, in micro-batches of 2; 3 steps of the judge
-    assert passes == {"rounds": 12, "alignment": 4, "judge": 3}
-    seconds, line = training_time(recipe, prompts=4)
-    assert set(seconds) == set(passes)
-    assert "on cpu (2 GFLOP/s), with sequences of full length: rounds " in line
-    more, _ = training_time(load_recipe("debug", ["federation.rounds=6"]), prompts=4)
-    assert more["rounds"] == pytest.approx(2 * seconds["rounds"])
-    assert "alignment" not in training_time(recipe, prompts=None)[0]
 
 
 def test_a_run_whose_data_are_copies_takes_what_its_check_has_read(own, tmp_path):

@@ -18,7 +18,7 @@ from components.reporting.benchmark_page import (
 from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import find_changes
 from components.reporting.claims import HOLDS, Finding
-from components.reporting.formats import format_equal_length, format_mean
+from components.reporting.formats import format_figure, format_mean
 from components.reporting.page import to_html, to_markdown
 from components.reporting.units import CLIENTS, PROMPTS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
@@ -137,16 +137,18 @@ def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed
     results = BenchmarkResults(contests=CONTESTS, judges=judges)
     (row,) = contests_table(results).rows
     pool = results.pools["FedBis against base policy"]
-    assert row[:3] == ["FedBis against base policy", "4 (3)", "50.0% [0.0%, 100.0%] (2/1/1)"]
+    assert row[:3] == ["FedBis against base policy", "4 (3)", "2/1/1"]
+    assert row[3] == format_figure(pool, "ties_half")
+    assert row[3].startswith("62.5% [")
     corrected = "66.4% [0.0%, 100.0%] (undecided)"  # (62.5% + q - 1) / (2 q - 1) with q = 37 / 42
-    assert row[3:7] == [format_equal_length(pool), "-", f"{pool.ties_half:.1%}", corrected]
-    assert row[7] == "5, 5"
-    assert row[8] == "0: 66.7% (2/1/0); 1: 0.0% (0/0/1)"
+    assert row[4:7] == [format_figure(pool, "length_controlled"), "-", corrected]
+    assert row[7:9] == ["50.0% [0.0%, 100.0%]", "5, 5"]
+    assert row[9] == "0: 83.3% (2/1/0); 1: 0.0% (0/0/1)"
     caption = contests_table(BenchmarkResults(contests=CONTESTS)).caption
     assert "over seeds and prompts" in caption
     contests = {"A against B": {0: contest([])}}
     (row,) = contests_table(BenchmarkResults(contests=contests)).rows
-    assert set(row[2:]) == {"-", "0: -"}
+    assert set(row[2:]) == {"-", "0: - (-)"}
 
 
 def test_the_judges_table_has_its_consistency_and_its_own_accuracy_on_a_number_of_pairs():
@@ -218,7 +220,7 @@ def page():
 
 
 @pytest.mark.parametrize(
-    "text", ["0.850 ± 0.071", "FedBis against base policy", "(2/1/1)", "cccccccccccc", "Intervals are", HOLDS]
+    "text", ["0.850 ± 0.071", "FedBis against base policy", "2/1/1", "cccccccccccc", "Intervals are", HOLDS]
 )
 def test_numbers_contests_notes_captions_and_verdicts_are_in_both_forms_of_the_report(page, text):
     assert text in to_markdown(page)
@@ -242,7 +244,7 @@ def test_charts_show_accuracies_win_rates_and_rewards(page):
     charts = [part.figure for section in page.sections for part in section.parts if hasattr(part, "figure")]
     bars, rates, rewards = charts
     assert bars.data[0].y == pytest.approx((0.85, 0.6))
-    assert rates.data[0].x == (0.5,)
+    assert rates.data[0].x == (0.625,)
     assert list(rewards.data[0].y) == [0.0, 1.0]
 
 

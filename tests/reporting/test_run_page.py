@@ -28,6 +28,7 @@ from components.results import (
     AlpacaEvalFigures,
     AlpacaEvalResult,
     ClientTotal,
+    ContestFigures,
     CurvePoint,
     ExportedAdapter,
     Outcome,
@@ -176,12 +177,34 @@ def test_a_contest_has_its_rate_counts_consistency_and_both_corrections(debug):
     figures = CONTEST.figures(500)
     assert table.title == "Win rate on 4 held-out prompts"
     assert row[0] == "aligned against base policy"
-    assert row[1].startswith("50.0% [")
-    assert row[2] == "2/2/0"
+    assert row[1] == "2/2/0"
+    assert row[2].startswith("75.0% [")
     assert row[3].startswith(f"{figures.length_controlled:.1%}")
-    assert row[4:7] == ["-", "75.0%", "-"]
+    assert row[4:6] == ["-", "-"]
+    assert row[6].startswith("50.0% [")
     assert row[7] == "75.0%"
     assert row[8].startswith("75.0% [")
+
+
+def test_a_contest_of_ties_alone_is_undecided_by_every_rate(debug):
+    style = {"headings": [0] * 34, "list_items": [0] * 34, "bold": [0] * 34}
+    tied = contest([TIE] * 34, [str(n) for n in range(34)], style=style)
+    judge = {"judge_accuracy": 0.8, "judge_held_out_pairs": 98.0}
+    results = results_of(debug, contests={"aligned_vs_base": tied}, evaluation={"judge_figures": judge})
+    figures = {"aligned_vs_base": tied.figures(100, judge=judge)}
+    evaluation = results.evaluation.model_copy(update={"contests": figures})
+    (row,) = contests_table(replace(results, evaluation=evaluation)).rows
+    half, none = "50.0% (undecided: all ties)", "0.0% (undecided: all ties)"
+    assert row[1:] == ["0/34/0", half, half, half, half, none, "100.0%", none]
+
+
+def test_an_earlier_result_has_its_rate_without_an_interval(debug):
+    stored = CONTEST.figures(100).model_dump(exclude={"ties_half_low", "ties_half_high"})
+    results = results_of(debug)
+    contests = {"aligned_vs_base": ContestFigures.model_validate(stored)}
+    evaluation = results.evaluation.model_copy(update={"contests": contests})
+    (row,) = contests_table(replace(results, evaluation=evaluation)).rows
+    assert row[2] == "75.0%"
 
 
 def corrected_table(debug, accuracy, verdicts=(WIN, WIN, TIE, LOSS)):
@@ -196,21 +219,21 @@ def corrected_table(debug, accuracy, verdicts=(WIN, WIN, TIE, LOSS)):
 def test_a_rate_has_the_one_without_the_judges_errors_beside_it_and_whether_it_decides(debug):
     """(62.5% + q - 1) / (2 q - 1) with q = (78.4 + 1) / 100."""
     table = corrected_table(debug, 0.8)
-    ((*_, corrected, _, _),) = table.rows
-    assert table.header[6] == "corrected [95%]"
+    ((*_, corrected, _, _, _),) = table.rows
+    assert table.header[5] == "corrected [95%]"
     assert corrected.startswith(f"{(0.625 + 0.794 - 1) / (2 * 0.794 - 1):.1%} [")
     assert corrected.endswith("(undecided)")
     assert table.caption.splitlines()[1:] == [
         "undecided with the judge's errors, as the interval includes one half: aligned against base policy"
     ]
     decided = corrected_table(debug, 0.8, [WIN] * 60)
-    assert decided.rows[0][6].startswith("100.0% [")
+    assert decided.rows[0][5].startswith("100.0% [")
     assert len(decided.caption.splitlines()) == 1
 
 
 def test_a_judge_at_chance_is_said_to_decide_nothing(debug):
     table = corrected_table(debug, 0.5)
-    assert table.rows[0][6] == "the judge is not better than chance"
+    assert table.rows[0][5] == "the judge is not better than chance"
     note = "the judge is not better than chance on them, so that its verdicts decide nothing"
     assert table.caption.splitlines()[1:] == [note]
 
@@ -234,7 +257,7 @@ def test_a_rate_at_equal_style_and_its_coefficients_are_shown_where_they_are_com
 def test_unparsable_verdicts_are_counted_and_the_judge_is_named_with_its_accuracy(debug):
     contests = {"base_vs_human": contest([Verdict.UNPARSABLE] * 2)}
     (row,) = contests_table(results_of(debug, contests=contests, answers_author="human summaries")).rows
-    assert row == ["base against human summaries", "-", "0/0/0 (2 unparsable)", *"------"]
+    assert row == ["base against human summaries", "0/0/0 (2 unparsable)", *"-------"]
     figures = {"judge_accuracy": 0.75, "judge_held_out_pairs": 84}
     table = contests_table(results_of(debug, evaluation={"judge": "the judge", "judge_figures": figures}))
     assert table.caption == "judge: the judge; its own accuracy 0.750 on 84 held-out pairs"

@@ -627,13 +627,24 @@ def nights(debug, client, tmp_path):
     return log
 
 
-def test_the_name_of_a_run_tells_the_settings_on_top_of_its_recipe(debug, client, tmp_path, monkeypatch):
+def test_the_name_of_a_run_tells_its_method_and_seed_first_and_its_settings_last(
+    debug, client, tmp_path, monkeypatch
+):
     monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path))
-    run = open_run(debug, ["federation.rounds=2", "seed=1"])
-    run_id = open_run_tracking.fn(run, debug, LINK)
-    assert client.get_run(run_id).info.run_name == f"{run.id} federation.rounds=2 seed=1"
+    seeded = debug.model_copy(update={"seed": 1})
+    run = open_run(seeded, ["federation.rounds=2", "seed=1"])
+    run_id = open_run_tracking.fn(run, seeded, LINK)
+    name = f"fedbis seed 1 {run.id} federation.rounds=2 seed=1"
+    assert client.get_run(run_id).info.run_name == name
     long = open_run(debug, ["x=" + "9" * 500])
-    assert len(run_tree.run_name(long)) == 120
+    assert len(run_tree.run_name(long, debug)) == 120
+
+
+def test_the_name_of_an_arms_run_is_its_id_which_begins_with_the_arm_and_seed(debug, client, tmp_path):
+    parent = open_run_tracking.fn(create_run(debug, tmp_path / "benchmark"), debug, LINK)
+    run = create_run(debug, tmp_path / "FedBis-seed-0")
+    run_id = open_run_tracking.fn(run, debug, LINK, parent)
+    assert client.get_run(run_id).info.run_name == "FedBis-seed-0"
 
 
 def test_a_benchmark_is_compared_with_its_last_finished_runs_of_the_same_arms_and_seeds(nights, client):
