@@ -71,14 +71,30 @@ def _complete_run(incomplete: str) -> list[str]:
     return [run.id for run in list_runs() if run.id.startswith(incomplete)]
 
 
+def _complete_run_or_benchmark(incomplete: str) -> list[str]:
+    from tasks.runs import list_runs_and_benchmarks
+
+    return [run.id for run in list_runs_and_benchmarks() if run.id.startswith(incomplete)]
+
+
 RecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE", help="Name of a recipe, or path of a YAML file.", autocompletion=_complete_recipe
     ),
 ]
+NAMES = "the beginning of an id, or `latest`, suffices."
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Id or folder of a run.", autocompletion=_complete_run)
+    str,
+    typer.Argument(metavar="RUN", help=f"Id or folder of a run; {NAMES}", autocompletion=_complete_run),
+]
+RunOrBenchmarkArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help=f"Id or folder of a run or a benchmark; {NAMES}",
+        autocompletion=_complete_run_or_benchmark,
+    ),
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the log instead of the live view.")
@@ -168,7 +184,7 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
             _say(f"checking {found.id} ...")
             with original_names(recipe):
                 check_recipe(recipe)
-    return _run_pipeline(verbose, lambda: {"recipe": recipe.name, "resume": run})
+    return _run_pipeline(verbose, lambda: {"recipe": recipe.name, "resume": str(found.folder)})
 
 
 def _run_pipeline(verbose: bool, parameters: Callable[[], Parameters]) -> int:
@@ -355,17 +371,18 @@ def judge(
 
 @command
 def delete(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="Id or folder of a run or a benchmark.", autocompletion=_complete_run
-        ),
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    run: RunOrBenchmarkArgument,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask for confirmation; RUN is then a whole id or a folder."),
+    ] = False,
 ) -> None:
     """Delete the folder of a run or a benchmark. What it logged to MLflow stays."""
     from components.owners.jobs import Receipt
     from tasks.run_table import delete_folder
+    from tasks.runs import find_run_or_benchmark
+
+    found = find_run_or_benchmark(run, is_whole=yes)
 
     def confirm(folder: Path) -> None:
         if not yes:
@@ -377,7 +394,7 @@ def delete(
         else:
             print(f"owner {owner} has removed {answer.files} files, {answer.bytes:,} bytes")
 
-    print(f"deleted {delete_folder(run, confirm, told)}")
+    print(f"deleted {delete_folder(found, confirm, told)}")
 
 
 @command
@@ -436,8 +453,8 @@ def benchmark(
     from components.recipes.benchmarks import arm_recipe
     from components.recipes.estimates import describe_arms
     from flows.process import run_flow
-    from tasks.benchmark_folder import find_benchmark
     from tasks.benchmark_lines import prospects, publish_lines
+    from tasks.runs import find_benchmark
 
     overrides = overrides or []
     if name is not None and "=" in name:  # an override; the name was left out
@@ -466,7 +483,7 @@ def benchmark(
         return 0
     _say(time)
 
-    parameters = {"benchmark": name, "overrides": overrides, "resume": resume}
+    parameters = {"benchmark": name, "overrides": overrides, "resume": folder and str(folder)}
     status, report = run_flow("flows.benchmark:benchmark", verbose, lambda: parameters)
     if status == 0:
         folder = Path(report)

@@ -19,7 +19,7 @@ from components.config import RecipeError, UserError
 from components.io import DamagedFileError, read_mapping
 from components.paths import runs_root
 from components.recipes.load import name_and_method
-from tasks.runs import Run, find_run, lock
+from tasks.runs import Run, lock
 
 if TYPE_CHECKING:
     from components.owners.jobs import Receipt
@@ -197,36 +197,32 @@ def report_page(run: Run) -> Path:
 
 
 def delete_folder(
-    name: str, confirm: Callable[[Path], None], told: Callable[[str, Receipt | str], None]
+    run: Run, confirm: Callable[[Path], None], told: Callable[[str, Receipt | str], None]
 ) -> Path:
     """Delete the folder of a run or a benchmark, and let owners with rows of their own forget it.
 
     Args:
-        name: id or folder.
+        run: the run or the benchmark.
         confirm: is called with the folder before it is deleted.
         told: is called with each such owner, and its receipt or why there is none.
 
     Raises:
-        RecipeError: there is none, it is outside of the folder of runs, a process works on it, or the run
-            belongs to a benchmark, which could not be resumed without it.
+        RecipeError: it is outside of the folder of runs, a process works on it, or the run belongs to a
+            benchmark, which could not be resumed without it.
     """
-    from tasks.benchmark_folder import find_benchmark  # imports torch and Prefect
     from tasks.owners import forget_run
 
-    try:
-        folder = find_benchmark(name)
-    except RecipeError:
-        folder = find_run(name).folder
+    folder = run.folder
     root = runs_root().resolve()
     if root not in folder.parents:
         raise RecipeError(
             f"{folder} is outside the folder of runs, {root}: only runs and benchmarks in it are deleted."
             " Remove the folder yourself."
         )
-    if (folder.parent / "benchmark.yaml").is_file():
+    if run.is_in_benchmark:
         raise RecipeError(
-            f"run '{name}' belongs to benchmark {folder.parent.name}, which could not be resumed without it:"
-            " delete the benchmark."
+            f"run '{run.id}' belongs to benchmark {folder.parent.name}, which could not be resumed without"
+            " it: delete the benchmark."
         )
     confirm(folder)
     with lock(Run(folder.name, folder)):
