@@ -6,8 +6,9 @@ Heavy packages are imported inside the commands, so that `--help` and completion
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -258,46 +259,61 @@ def check(
 
 
 @command
-def runs(json: JsonOption = False) -> None:
-    """List past runs, the latest last.
+def runs(
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="List the latest N only.")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="List those of this recipe.")] = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="List those of this method.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE", help="List those in this state: finished, running, stopped, 'not started'."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List past runs and benchmarks, the latest last.
 
-    The columns are recipe, method, state, headline figures, time since the last write, and size.
+    The columns are recipe, method, state, headline figures, time since the last write, and size. A narrow
+    terminal has short cells and fewer columns; in a pipe, lines are whole.
     """
     from components.paths import runs_root
-    from tasks.run_table import run_status, table_row
-    from tasks.runs import list_runs
+    from tasks.run_table import run_statuses, runs_table
 
-    statuses = [run_status(run) for run in list_runs()]
+    statuses = run_statuses(limit, recipe, method, state)
     if json:
         _print_json(statuses)
-        return
-    if not statuses:
-        print(f"there are no runs under {runs_root()}")
-        return
-    _print_table(
-        ["run", "recipe", "method", "state", "headline", "last written", "size"], map(table_row, statuses)
-    )
+    elif statuses:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(runs_table(statuses, width)))
+    else:
+        is_filtered = any((recipe, method, state))
+        print(f"there are no {'such runs' if is_filtered else 'runs'} under {runs_root()}")
 
 
 @command
 def show(
-    run: RunArgument,
+    run: RunOrBenchmarkArgument,
     json: JsonOption = False,
     open_report: Annotated[bool, typer.Option("--open", help="Open its report in a browser.")] = False,
 ) -> None:
-    """Show the table of a finished run, or where a run stopped."""
-    from tasks.run_table import describe_run, report_page, run_details
-    from tasks.runs import find_run
+    """Show a finished run's table, or where a run or benchmark stands."""
+    from tasks import run_table
+    from tasks.runs import find_run_or_benchmark
 
-    found = find_run(run)
+    found = find_run_or_benchmark(run)
     if open_report:
-        page = report_page(found)
+        page = run_table.report_page(found)
         print(page)
         typer.launch(page.as_uri())
+    elif found.is_benchmark:
+        if json:
+            _print_json(run_table.benchmark_details(found))
+        else:
+            print(run_table.describe_benchmark(found))
     elif json:
-        _print_json(run_details(found))
+        _print_json(run_table.run_details(found))
     else:
-        print(describe_run(found))
+        print(run_table.describe_run(found))
 
 
 @command
@@ -603,15 +619,10 @@ def _print_rows(rows: Sequence[BaseModel], json: bool) -> None:
     if json:
         _print_json(rows)
     else:
-        _print_table(list(type(rows[0]).model_fields), ([str(value) for _, value in row] for row in rows))
+        from tasks.text_table import table_lines
 
-
-def _print_table(header: list[str], rows: Iterable[list[str]]) -> None:
-    """Print columns that are as wide as their widest cell."""
-    table = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+        cells = [[str(value) for _, value in row] for row in rows]
+        print("\n".join(table_lines([list(type(rows[0]).model_fields), *cells])))
 
 
 if __name__ == "__main__":
