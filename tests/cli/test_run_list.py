@@ -163,7 +163,8 @@ def test_a_narrow_table_leaves_out_the_least_important_columns(width, columns, s
     assert dict(zip(header, row, strict=True)).get("state") == state
 
 
-def test_in_a_pipe_lines_are_whole(three):
+def test_in_a_pipe_lines_are_whole(three, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     statuses = run_statuses()
     assert fed_rlhf("runs").stdout.splitlines() == runs_table(statuses, None)
 
