@@ -75,6 +75,7 @@ TYPES: dict[Any, str] = {
 JSON_OBJECTS: dict[str, type[BaseModel]] = {
     "runs": run_table.RunStatus,
     "show": run_table.RunDetails,
+    "show-benchmark": run_table.BenchmarkDetails,
     "check": outputs.RecipeCheck,
     "memory": outputs.StageMemory,
     "recipes": outputs.RecipeRow,

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from components.paths import PACKAGE
 from infra.servers import is_up
-from tasks.benchmark_folder import find_benchmark
-from tasks.runs import find_run
+from tasks.runs import find_benchmark, find_run
 from tasks.tracking.report import run_url
 
 FOLDER = PACKAGE / "docs" / "images" / "pages"

@@ -22,11 +22,11 @@ from flows.api import pipeline_flow
 from flows.fed_rlhf import run_pipeline, sample_and_label
 from tasks.alignment import train_by_dpo
 from tasks.benchmark import judge_arms, share_generations
-from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, find_benchmark, open_benchmark
+from tasks.benchmark_folder import add_seeds, arm_run, extend_plan, open_benchmark
 from tasks.benchmark_report import write_benchmark_report
 from tasks.devices import POOL, server_workers, task_runner
 from tasks.flow_runs import claim_flow_run, retried_run, superseded
-from tasks.runs import Run, lock
+from tasks.runs import Run, find_benchmark, lock
 from tasks.tracking.report import earlier_means, log_benchmark_report
 from tasks.tracking.run_tree import ending, open_run_tracking
 

@@ -6,8 +6,9 @@ Heavy packages are imported inside the commands, so that `--help` and completion
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -71,14 +72,30 @@ def _complete_run(incomplete: str) -> list[str]:
     return [run.id for run in list_runs() if run.id.startswith(incomplete)]
 
 
+def _complete_run_or_benchmark(incomplete: str) -> list[str]:
+    from tasks.runs import list_runs_and_benchmarks
+
+    return [run.id for run in list_runs_and_benchmarks() if run.id.startswith(incomplete)]
+
+
 RecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE", help="Name of a recipe, or path of a YAML file.", autocompletion=_complete_recipe
     ),
 ]
+NAMES = "the beginning of an id, or `latest`, suffices."
 RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="Id or folder of a run.", autocompletion=_complete_run)
+    str,
+    typer.Argument(metavar="RUN", help=f"Id or folder of a run; {NAMES}", autocompletion=_complete_run),
+]
+RunOrBenchmarkArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help=f"Id or folder of a run or a benchmark; {NAMES}",
+        autocompletion=_complete_run_or_benchmark,
+    ),
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Print the log instead of the live view.")
@@ -168,7 +185,7 @@ def resume(run: RunArgument, verbose: VerboseOption = False) -> int:
             _say(f"checking {found.id} ...")
             with original_names(recipe):
                 check_recipe(recipe)
-    return _run_pipeline(verbose, lambda: {"recipe": recipe.name, "resume": run})
+    return _run_pipeline(verbose, lambda: {"recipe": recipe.name, "resume": str(found.folder)})
 
 
 def _run_pipeline(verbose: bool, parameters: Callable[[], Parameters]) -> int:
@@ -239,46 +256,61 @@ def check(
 
 
 @command
-def runs(json: JsonOption = False) -> None:
-    """List past runs, the latest last.
+def runs(
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="List the latest N only.")] = None,
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="List those of this recipe.")] = None,
+    method: Annotated[str | None, typer.Option(metavar="NAME", help="List those of this method.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STATE", help="List those in this state: finished, running, stopped, 'not started'."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List past runs and benchmarks, the latest last.
 
-    The columns are recipe, method, state, headline figures, time since the last write, and size.
+    The columns are recipe, method, state, headline figures, time since the last write, and size. A narrow
+    terminal has short cells and fewer columns; in a pipe, lines are whole.
     """
     from components.paths import runs_root
-    from tasks.run_table import run_status, table_row
-    from tasks.runs import list_runs
+    from tasks.run_table import run_statuses, runs_table
 
-    statuses = [run_status(run) for run in list_runs()]
+    statuses = run_statuses(limit, recipe, method, state)
     if json:
         _print_json(statuses)
-        return
-    if not statuses:
-        print(f"there are no runs under {runs_root()}")
-        return
-    _print_table(
-        ["run", "recipe", "method", "state", "headline", "last written", "size"], map(table_row, statuses)
-    )
+    elif statuses:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(runs_table(statuses, width)))
+    else:
+        is_filtered = any((recipe, method, state))
+        print(f"there are no {'such runs' if is_filtered else 'runs'} under {runs_root()}")
 
 
 @command
 def show(
-    run: RunArgument,
+    run: RunOrBenchmarkArgument,
     json: JsonOption = False,
     open_report: Annotated[bool, typer.Option("--open", help="Open its report in a browser.")] = False,
 ) -> None:
-    """Show the table of a finished run, or where a run stopped."""
-    from tasks.run_table import describe_run, report_page, run_details
-    from tasks.runs import find_run
+    """Show a finished run's table, or where a run or benchmark stands."""
+    from tasks import run_table
+    from tasks.runs import find_run_or_benchmark
 
-    found = find_run(run)
+    found = find_run_or_benchmark(run)
     if open_report:
-        page = report_page(found)
+        page = run_table.report_page(found)
         print(page)
         typer.launch(page.as_uri())
+    elif found.is_benchmark:
+        if json:
+            _print_json(run_table.benchmark_details(found))
+        else:
+            print(run_table.describe_benchmark(found))
     elif json:
-        _print_json(run_details(found))
+        _print_json(run_table.run_details(found))
     else:
-        print(describe_run(found))
+        print(run_table.describe_run(found))
 
 
 @command
@@ -352,17 +384,18 @@ def judge(
 
 @command
 def delete(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN", help="Id or folder of a run or a benchmark.", autocompletion=_complete_run
-        ),
-    ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    run: RunOrBenchmarkArgument,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", "-y", help="Do not ask for confirmation; RUN is then a whole id or a folder."),
+    ] = False,
 ) -> None:
     """Delete the folder of a run or a benchmark. What it logged to MLflow stays."""
     from components.owners.jobs import Receipt
     from tasks.run_table import delete_folder
+    from tasks.runs import find_run_or_benchmark
+
+    found = find_run_or_benchmark(run, is_whole=yes)
 
     def confirm(folder: Path) -> None:
         if not yes:
@@ -374,7 +407,7 @@ def delete(
         else:
             print(f"owner {owner} has removed {answer.files} files, {answer.bytes:,} bytes")
 
-    print(f"deleted {delete_folder(run, confirm, told)}")
+    print(f"deleted {delete_folder(found, confirm, told)}")
 
 
 @command
@@ -433,8 +466,8 @@ def benchmark(
     from components.recipes.benchmarks import arm_recipe
     from components.recipes.estimates import describe_arms
     from flows.process import run_flow
-    from tasks.benchmark_folder import find_benchmark
     from tasks.benchmark_lines import prospects, publish_lines
+    from tasks.runs import find_benchmark
 
     overrides = overrides or []
     if name is not None and "=" in name:  # an override; the name was left out
@@ -463,7 +496,7 @@ def benchmark(
         return 0
     _say(time)
 
-    parameters = {"benchmark": name, "overrides": overrides, "resume": resume}
+    parameters = {"benchmark": name, "overrides": overrides, "resume": folder and str(folder)}
     status, report = run_flow("flows.benchmark:benchmark", verbose, lambda: parameters)
     if status == 0:
         folder = Path(report)
@@ -587,15 +620,10 @@ def _print_rows(rows: Sequence[BaseModel], json: bool) -> None:
     if json:
         _print_json(rows)
     else:
-        _print_table(list(type(rows[0]).model_fields), ([str(value) for _, value in row] for row in rows))
+        from tasks.text_table import table_lines
 
-
-def _print_table(header: list[str], rows: Iterable[list[str]]) -> None:
-    """Print columns that are as wide as their widest cell."""
-    table = [header, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        print("  ".join(map(str.ljust, row, widths)).rstrip())
+        cells = [[str(value) for _, value in row] for row in rows]
+        print("\n".join(table_lines([list(type(rows[0]).model_fields), *cells])))
 
 
 if __name__ == "__main__":

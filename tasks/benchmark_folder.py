@@ -21,7 +21,7 @@ from components.config import RecipeError, check_section
 from components.config.benchmark import Benchmark
 from components.config.loading import Tree, apply_overrides
 from components.io import read_json, write_atomically
-from components.paths import is_file, runs_root
+from components.paths import runs_root
 from components.recipes.benchmarks import arm_recipe
 from tasks.devices import choose_workers
 from tasks.runs import Run, create_run
@@ -87,20 +87,6 @@ def add_seeds(folder: Path, plan: Benchmark) -> None:
 def _write_plan(folder: Path, plan: Benchmark) -> None:
     content = yaml.safe_dump(plan.model_dump(mode="json"), sort_keys=False)
     write_atomically(folder / "benchmark.yaml", content.encode())
-
-
-def find_benchmark(name: str) -> Path:
-    """The folder of a benchmark, by its name or path.
-
-    Raises:
-        RecipeError: there is no benchmark of this name; the message has the latest ones.
-    """
-    for folder in (runs_root() / name, Path(name)):
-        if is_file(folder / "benchmark.yaml"):
-            return folder.resolve()
-    paths = sorted(runs_root().glob("*/benchmark.yaml"), key=lambda path: path.parent.stat().st_mtime)
-    latest = ", ".join(path.parent.name for path in paths[-3:]) or "none"
-    raise RecipeError(f"there is no benchmark '{name}' under {runs_root()}. Latest: {latest}.")
 
 
 def arm_run(folder: Path, arm: str, seed: int) -> Run:

@@ -1,4 +1,4 @@
-"""The table of runs for the command line: their state, headline figures, age and size."""
+"""The table of runs and benchmarks for the command line: their state, headline figures, age and size."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import fcntl
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from humanize import naturalsize, naturaltime
 from pydantic import BaseModel, Field
 
-from components.config import RecipeError, UserError
+from components.config import RecipeError, UserError, unknown_name
 from components.io import DamagedFileError, read_mapping
 from components.paths import runs_root
 from components.recipes.load import name_and_method
 from components.reporting.formats import are_all_ties, format_rate
-from tasks.runs import Run, find_run, lock
+from tasks.runs import Run, list_runs_and_benchmarks, lock, run_id
+from tasks.text_table import fit_columns, table_lines
 
 if TYPE_CHECKING:
     from components.owners.jobs import Receipt
@@ -38,20 +41,28 @@ HEADLINE = (
     "aligned_vs_base/ties_half_high",
 )
 """The main metrics of a run."""
+STATES = ("finished", "running", "stopped", "not started")
+"""What the state of a run or a benchmark begins with; 'not started' is of benchmarks and their runs."""
+SHORTENED = {"state": 11, "headline": 26, "method": 10}
+"""Least characters in a narrow terminal: 'not started', 'accuracy 0.529 -> 0.750...' and 'fedbiscuit'."""
+LEFT_OUT = ("size", "last written", "recipe", "method", "headline", "state")
+"""Columns that a narrow terminal does without, the least important first."""
 
 
 class RunStatus(BaseModel):
-    """A run in the table of runs."""
+    """A run or a benchmark in the table of runs."""
 
     run: str = Field(description="its id, by which it is shown and resumed")
+    kind: str = Field(description="`run` or `benchmark`")
     recipe: str = Field(description="name of its recipe; `?` if its recipe.yaml cannot be read")
-    method: str = Field(description="its federated method")
+    method: str = Field(description="its federated method; those of a benchmark with commas")
     state: str = Field(
-        description="`finished`, `running: PHASE` or `stopped: PHASE`: the first phase that is not complete"
+        description="`finished`, `running: PHASE` or `stopped: PHASE`: the first phase that is not complete;"
+        " `not started` of a benchmark's run; of a benchmark, how many of its runs are in which state"
     )
     headline: str = Field(
         description="held-out accuracy before and after the rounds; wins, ties and losses against the base"
-        " policy, and the win rate with ties as 1/2; empty before the report"
+        " policy, and the win rate with ties as 1/2; empty before the report, and of benchmarks"
     )
     written: datetime = Field(description="when it last wrote a file (UTC)")
     size: int = Field(description="bytes of its folder")
@@ -68,6 +79,48 @@ class RunDetails(RunStatus):
     metrics: dict[str, float] | None = Field(description="the content of report/metrics.json; null before it")
 
 
+class BenchmarkDetails(RunStatus):
+    """A benchmark."""
+
+    mlflow_run_id: str | None = Field(description="its MLflow run; null before it has one")
+    flow_run_url: str | None = Field(description="page of its flow run in Prefect's UI; null without one")
+    report: Path | None = Field(description="its report.html; null before it")
+    runs: dict[str, dict[str, str]] = Field(description="the states of its runs, by arm and seed")
+
+
+def run_statuses(
+    limit: int | None = None, recipe: str | None = None, method: str | None = None, state: str | None = None
+) -> list[RunStatus]:
+    """The statuses of runs and benchmarks, the latest last.
+
+    Args:
+        limit: how many; the latest ones.
+        recipe: name of their recipe.
+        method: a method that they have.
+        state: one of STATES.
+
+    Raises:
+        UserError: there is no such state.
+    """
+    if state is not None and state not in STATES:
+        raise UserError(unknown_name("state", state, STATES))
+    matching = (
+        status
+        for status in map(run_status, reversed(list_runs_and_benchmarks()))
+        if recipe in (None, *status.recipe.split(", "))
+        and method in (None, *status.method.split(", "))
+        and state in (None, status.state.partition(":")[0])
+    )
+    return [*islice(matching, limit)][::-1]
+
+
+def runs_table(statuses: Sequence[RunStatus], width: int | None) -> list[str]:
+    """The lines of the table of runs, in whole or fit to the width of a terminal."""
+    header = ["run", "recipe", "method", "state", "headline", "last written", "size"]
+    table = [header, *map(table_row, statuses)]
+    return table_lines(table if width is None else fit_columns(table, width, SHORTENED, LEFT_OUT))
+
+
 def table_row(status: RunStatus) -> list[str]:
     """The row of a run in the table of runs."""
     age, size = naturaltime(status.written), naturalsize(status.size)
@@ -75,22 +128,51 @@ def table_row(status: RunStatus) -> list[str]:
 
 
 def run_status(run: Run) -> RunStatus:
-    """The status of a run; '?' stands for the name and the method of a recipe that has none."""
-    try:
-        name, method = name_and_method(run.folder / "recipe.yaml")
-    except RecipeError:
-        name = method = "?"
+    """The status of a run or a benchmark; '?' stands for names and methods of recipes that have none."""
+    recipes = [recipe_and_method(one) for one in (benchmark_runs(run) if run.is_benchmark else [run])]
     files = file_statuses(run.folder)
     changed = max((file.st_mtime for file in files), default=0.0)
     return RunStatus(
         run=run.id,
-        recipe=name,
-        method=method,
+        kind=run.kind,
+        recipe=", ".join(dict.fromkeys(name for name, _ in recipes)),
+        method=", ".join(dict.fromkeys(method for _, method in recipes)),
         state=run_state(run),
         headline=headline(run),
         written=datetime.fromtimestamp(changed, UTC),
         size=sum(file.st_size for file in files),
         folder=run.folder,
+    )
+
+
+def recipe_and_method(run: Run) -> tuple[str, str]:
+    """The name and the method of a run's recipe; '?' without them."""
+    try:
+        return name_and_method(run.folder / "recipe.yaml")
+    except RecipeError:
+        return "?", "?"
+
+
+def benchmark_runs(benchmark: Run) -> list[Run]:
+    """The runs of a benchmark in the order in which they were created: by arm, then by seed."""
+    recipes = sorted(benchmark.folder.glob("*-seed-*/recipe.yaml"), key=lambda path: path.stat().st_mtime)
+    return [Run(run_id(path.parent), path.parent) for path in recipes]
+
+
+def benchmark_details(benchmark: Run) -> BenchmarkDetails:
+    """All that is known of a benchmark without its figures."""
+    metadata = benchmark.metadata()
+    page = benchmark.report / "report.html"
+    states: dict[str, dict[str, str]] = {}
+    for run in benchmark_runs(benchmark):
+        arm, _, seed = run.folder.name.rpartition("-seed-")
+        states.setdefault(arm, {})[seed] = run_state(run)
+    return BenchmarkDetails(
+        **run_status(benchmark).model_dump(),
+        mlflow_run_id=metadata.get("mlflow_run_id"),
+        flow_run_url=metadata.get("flow_run_url"),
+        report=page if page.is_file() else None,
+        runs=states,
     )
 
 
@@ -122,10 +204,37 @@ def file_statuses(folder: Path) -> list[os.stat_result]:
 
 
 def run_state(run: Run) -> str:
-    """Whether a run is finished, or the phase that it is in."""
+    """Whether a run is finished, or the phase that it is in; of a benchmark, the states of its runs."""
+    if run.is_benchmark:
+        return benchmark_state(run)
     if run.is_done("report"):
         return "finished"
+    if run.is_in_benchmark and not (run.folder / ".lock").is_file():
+        return "not started"
     return f"{'running' if is_locked(run) else 'stopped'}: {run.phase()}"
+
+
+def benchmark_state(benchmark: Run) -> str:
+    """The state of a benchmark and of its runs, such as 'stopped: 2 of 6 runs finished, 4 not started'."""
+    runs = benchmark_runs(benchmark)
+    counts = Counter(run_state(run).partition(":")[0] for run in runs)
+    others = [f"{counts[state]} {state}" for state in STATES[1:] if counts[state]]
+    text = ", ".join([f"{counts['finished']} of {len(runs)} runs finished", *others])
+    if is_locked(benchmark):
+        return f"running: {text}"
+    if counts["not started"] == len(runs):
+        return f"not started: {text}"
+    return f"{'finished' if has_full_report(benchmark, runs) else 'stopped'}: {text}"
+
+
+def has_full_report(benchmark: Run, runs: Sequence[Run]) -> bool:
+    """Whether the report of a benchmark, which is written after the contests of each seed, has all runs."""
+    path = benchmark.report / "metrics.json"
+    try:
+        reported = read_mapping(path)["commits"] if path.is_file() else {}
+    except (KeyError, ValueError):  # of another version of the project
+        return False
+    return all(run.folder.name in reported for run in runs)
 
 
 def is_locked(run: Run) -> bool:
@@ -144,7 +253,7 @@ def is_locked(run: Run) -> bool:
 def headline(run: Run) -> str:
     """The main figures of a finished run; '?' for a report of another version of the project."""
     path = run.report / "metrics.json"
-    if not path.is_file():
+    if run.is_benchmark or not path.is_file():
         return ""
     try:
         return format_headline(read_mapping(path)) or "?"
@@ -172,13 +281,7 @@ def format_headline(metrics: Mapping[str, float]) -> str:
 def describe_run(run: Run) -> str:
     """The state of a run, its folder and MLflow run, and the table of a finished one."""
     status = run_details(run)
-    size, age = naturalsize(status.size), naturaltime(status.written)
-    lines = [
-        f"{status.run}: {status.recipe}, {status.method}, {status.state}",
-        f"  folder      {run.folder} ({size}, last written {age})",
-    ]
-    if status.mlflow_run_id:
-        lines.append(f"  MLflow run  {status.mlflow_run_id}")
+    lines = _first_lines(status)
     if status.commits:
         lines.append(f"  commits     {', '.join(status.commits)}")
     if status.committed_steps is not None:
@@ -191,52 +294,74 @@ def describe_run(run: Run) -> str:
     return "\n".join(lines)
 
 
+def _first_lines(status: RunDetails | BenchmarkDetails) -> list[str]:
+    size, age = naturalsize(status.size), naturaltime(status.written)
+    lines = [
+        f"{status.run}: {status.recipe}, {status.method}, {status.state}",
+        f"  folder      {status.folder} ({size}, last written {age})",
+    ]
+    if status.mlflow_run_id:
+        lines.append(f"  MLflow run  {status.mlflow_run_id}")
+    return lines
+
+
+def describe_benchmark(benchmark: Run) -> str:
+    """The state of a benchmark, its folder, MLflow run and report, and the state of each run."""
+    status = benchmark_details(benchmark)
+    lines = _first_lines(status)
+    if status.report is not None:
+        lines.append(f"  report      {status.report}")
+    if not status.state.startswith("finished"):
+        lines.append(f"  resume it   {benchmark.resume_command}")
+    seeds = list(dict.fromkeys(seed for states in status.runs.values() for seed in states))
+    table = [["arm", *(f"seed {seed}" for seed in seeds)]]
+    for arm, states in status.runs.items():
+        table.append([arm, *(states.get(seed, "-") for seed in seeds)])
+    return "\n".join([*lines, "", *table_lines(table)])
+
+
 def report_page(run: Run) -> Path:
-    """The report of a finished run.
+    """The report of a finished run or benchmark.
 
     Raises:
-        RecipeError: the run has none.
+        RecipeError: it has none.
     """
     page = run.report / "report.html"
     if not page.is_file():
         raise RecipeError(
-            f"run '{run.id}' has no report.html, it is {run_state(run)}: finish it with"
+            f"{run.kind} '{run.id}' has no report.html, it is {run_state(run)}: finish it with"
             f" `{run.resume_command}`, or show a finished run (`fed-rlhf runs`)."
         )
     return page
 
 
 def delete_folder(
-    name: str, confirm: Callable[[Path], None], told: Callable[[str, Receipt | str], None]
+    run: Run, confirm: Callable[[Path], None], told: Callable[[str, Receipt | str], None]
 ) -> Path:
     """Delete the folder of a run or a benchmark, and let owners with rows of their own forget it.
 
     Args:
-        name: id or folder.
+        run: the run or the benchmark.
         confirm: is called with the folder before it is deleted.
         told: is called with each such owner, and its receipt or why there is none.
 
     Raises:
-        RecipeError: there is none, it is outside of the folder of runs, a process works on it, or the run
-            belongs to a benchmark, which could not be resumed without it.
+        RecipeError: it is outside of the folder of runs, a process works on it, or the run belongs to a
+            benchmark, which could not be resumed without it.
     """
-    from tasks.benchmark_folder import find_benchmark  # imports torch and Prefect
     from tasks.owners import forget_run
 
-    try:
-        folder = find_benchmark(name)
-    except RecipeError:
-        folder = find_run(name).folder
+    folder = run.folder
     root = runs_root().resolve()
     if root not in folder.parents:
         raise RecipeError(
             f"{folder} is outside the folder of runs, {root}: only runs and benchmarks in it are deleted."
             " Remove the folder yourself."
         )
-    if (folder.parent / "benchmark.yaml").is_file():
+    if run.is_in_benchmark:
         raise RecipeError(
-            f"run '{name}' belongs to benchmark {folder.parent.name}, which could not be resumed without it:"
-            " delete the benchmark."
+            f"run '{run.id}' belongs to benchmark {folder.parent.name}, which could not be resumed without"
+            " it: delete the benchmark."
         )
     confirm(folder)
     with lock(Run(folder.name, folder)):

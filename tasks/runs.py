@@ -72,6 +72,10 @@ FIRST_DAY = "first-day"
 """File of the pipeline's folder with the day that its chat templates print."""
 RECIPES: dict[Path, tuple[tuple[int, ...], Recipe]] = {}
 """Recipes of runs that this process has written or read, by their files, with what tells a changed file."""
+LATEST = "latest"
+"""In place of the id of a run: the one that was started last."""
+MAX_LISTED = 5
+"""Number of ids that a message on an ambiguous name lists."""
 HELD: list[Run] = []
 """Runs and benchmarks that this process works on or was stopped in; a benchmark is before its run."""
 
@@ -127,6 +131,16 @@ class Run:
     def is_benchmark(self) -> bool:
         """Whether the folder is that of a benchmark, which has runs in it."""
         return (self.folder / "benchmark.yaml").is_file()
+
+    @property
+    def is_in_benchmark(self) -> bool:
+        """Whether the run is one of a benchmark's."""
+        return (self.folder.parent / "benchmark.yaml").is_file()
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        return "benchmark" if self.is_benchmark else "run"
 
     @property
     def plan_name(self) -> str:
@@ -349,9 +363,24 @@ def write_stage_inputs(recipe: Recipe, folder: Path) -> None:
 
 
 def list_runs() -> list[Run]:
-    """All runs under the folder of runs, benchmarks' runs included, the latest last."""
-    recipes = [*runs_root().glob("*/recipe.yaml"), *runs_root().glob("*/*-seed-*/recipe.yaml")]
-    folders = sorted((path.parent.resolve() for path in recipes), key=lambda folder: folder.stat().st_mtime)
+    """All runs under the folder of runs, benchmarks' runs included, by their start, the latest last."""
+    return _list("*/recipe.yaml", "*/*-seed-*/recipe.yaml")
+
+
+def list_benchmarks() -> list[Run]:
+    """All benchmarks under the folder of runs, by their start or their last new seeds, the latest last."""
+    return _list("*/benchmark.yaml")
+
+
+def list_runs_and_benchmarks() -> list[Run]:
+    """The runs and benchmarks of `list_runs` and `list_benchmarks`, the latest last."""
+    return _list("*/recipe.yaml", "*/*-seed-*/recipe.yaml", "*/benchmark.yaml")
+
+
+def _list(*patterns: str) -> list[Run]:
+    plans = [plan for pattern in patterns for plan in runs_root().glob(pattern)]
+    plans.sort(key=lambda plan: plan.stat().st_mtime)  # they are written once, at the start
+    folders = [plan.parent.resolve() for plan in plans]
     return [Run(run_id(folder), folder) for folder in folders]
 
 
@@ -362,16 +391,66 @@ def run_id(folder: Path) -> str:
 
 
 def find_run(name: str) -> Run:
-    """A run by its id or its folder.
+    """A run by its id, its folder, the beginning of its id, or `latest`.
+
+    The latest run is the one that was started last; runs of benchmarks are not counted.
 
     Raises:
-        RecipeError: there is no run of this name; the message has the latest ones.
+        RecipeError: there is none, and the message has the latest ones; or several ids begin with the name.
     """
+    return _by_path(name, "recipe.yaml") or _by_beginning(name, "run", list_runs())
+
+
+def find_benchmark(name: str) -> Path:
+    """The folder of a benchmark, named as a run is in `find_run`.
+
+    Raises:
+        RecipeError: as find_run.
+    """
+    found = _by_path(name, "benchmark.yaml") or _by_beginning(name, "benchmark", list_benchmarks())
+    return found.folder
+
+
+def find_run_or_benchmark(name: str, is_whole: bool = False) -> Run:
+    """A run or a benchmark, named as a run is in `find_run`; `latest` is a run if there is one.
+
+    Args:
+        name: of it.
+        is_whole: whether a whole id or a folder is required.
+
+    Raises:
+        RecipeError: as find_run, or the name is not whole.
+    """
+    exact = _by_path(name, "benchmark.yaml") or _by_path(name, "recipe.yaml")
+    if exact is not None:
+        return exact
+    found = _by_beginning(name, "run or benchmark", [*list_benchmarks(), *list_runs()])
+    if is_whole:
+        raise RecipeError(f"'{name}' is not a whole id: give '{found.id}', if you mean it.")
+    return found
+
+
+def _by_path(name: str, plan: str) -> Run | None:
     for folder in (runs_root() / name, Path(name)):
-        if is_file(folder / "recipe.yaml"):
+        if is_file(folder / plan):
             return Run(run_id(folder.resolve()), folder.resolve())
-    latest = ", ".join(run.id for run in list_runs()[-3:]) or "none"
-    raise RecipeError(f"there is no run '{name}' under {runs_root()}. Latest runs: {latest}.")
+    return None
+
+
+def _by_beginning(name: str, kind: str, known: Sequence[Run]) -> Run:
+    started = [run for run in known if not run.is_in_benchmark]
+    if name == LATEST and started:
+        return started[-1]
+    # The name of a benchmark does not stand for its runs.
+    matches = [run for run in known if name and run.id.startswith(name) and "/" not in run.id[len(name) :]]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        ids = ", ".join(run.id for run in matches[:MAX_LISTED])
+        others = f" and {len(matches) - MAX_LISTED} others" if len(matches) > MAX_LISTED else ""
+        raise RecipeError(f"'{name}' is the beginning of several ids: {ids}{others}. Give more of one.")
+    latest = ", ".join(run.id for run in known[-3:]) or "none"
+    raise RecipeError(f"there is no {kind} '{name}' under {runs_root()}. Latest: {latest}.")
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def test_completion_of_recipes_imports_no_framework():
 
 LISTS = """
 from flows.cli import app
-for arguments in (["runs"], ["show", "debug-1"], ["show", "nope"], ["recipes"]):
+for arguments in (["runs"], ["show", "debug-1"], ["show", "nightly-1"], ["show", "nope"], ["recipes"]):
     try:
         app(arguments)
     except SystemExit as end:
@@ -118,9 +118,12 @@ for arguments in (["runs"], ["show", "debug-1"], ["show", "nope"], ["recipes"]):
 @pytest.mark.pipeline
 def test_lists_of_runs_and_recipes_import_no_heavy_package(runs):
     create_run(load_recipe("debug"), runs / "debug-1")
+    create_run(load_recipe("debug"), runs / "nightly-1" / "one-seed-0")
+    (runs / "nightly-1" / "benchmark.yaml").write_text("recipe: debug\n")
     packages, output = imported_packages(code=LISTS)
     assert "['runs'] 0" in output
     assert "['show', 'debug-1'] 0" in output
+    assert "['show', 'nightly-1'] 0" in output
     assert "['show', 'nope'] 2" in output
     assert "['recipes'] 0" in output
     assert packages & (FRAMEWORKS | {"numpy", "networkx", "rich", "plotly"}) == set()

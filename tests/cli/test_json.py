@@ -63,6 +63,16 @@ def test_a_command_prints_the_documented_fields_with_their_types(arguments, is_l
             assert json_type(value) in fields[name].split(" or "), name
 
 
+def test_a_benchmark_is_printed_with_the_documented_fields_and_their_types(tmp_path):
+    create_run(load_recipe("debug"), tmp_path / "nightly-1" / "one-seed-0")
+    (tmp_path / "nightly-1" / "benchmark.yaml").write_text("recipe: debug\n")
+    output = printed("show", "nightly-1")
+    fields = documented_fields("A benchmark of fed-rlhf show --json")
+    assert list(output) == list(fields)
+    for name, value in output.items():
+        assert json_type(value) in fields[name].split(" or "), name
+
+
 def test_a_stage_of_a_check_has_the_documented_fields_and_a_total():
     stages = printed("check", "debug")["memory"]
     assert {stage["stage"] for stage in stages} == {"rounds", "alignment", "judge", "answers"}

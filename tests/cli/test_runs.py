@@ -161,7 +161,7 @@ def test_a_stopped_run_is_resumed_with_its_own_recipe(finished):
     shutil.rmtree(folder / "report")
     for phase in ("evaluate", "report"):
         (folder / f"{phase}.done").unlink()
-    output = run_command(place, "resume", "stopped-1")
+    output = run_command(place, "resume", "stopped")  # the beginning of its id
     assert (folder / "report.done").is_file()
     assert (folder / "report" / "summary.txt").read_text().strip() in output
     shutil.rmtree(folder)
@@ -223,7 +223,7 @@ def test_runs_of_a_benchmark_are_listed_under_its_name(benchmark):
 
 def test_the_latest_run_is_the_last_row(opened):
     earlier = create_run(load_recipe("debug"), opened.folder.parent / "debug-2")
-    os.utime(earlier.folder, (1, 1))
+    os.utime(earlier.folder / "recipe.yaml", (1, 1))
     rows = fed_rlhf("runs").stdout.splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["debug-2", "debug-1"]
 
