@@ -15,6 +15,7 @@ from components.reporting.changes import Change, MeansByArm, regressions
 from components.reporting.claims import Finding
 from components.reporting.metrics import alias_of
 from components.reporting.page import fenced
+from tasks.run_table import headline
 from tasks.runs import Run
 from tasks.tracking.client import RunLog, explained_failures, mlflow_client
 from tasks.uncached import task
@@ -55,32 +56,33 @@ def log_report(run_id: str, run: Run) -> None:
     """Log a run's headline numbers and its report at the parent run, and describe what it registered."""
     log = RunLog.open(run_id)
     metrics = read_json(run.report / "metrics.json")
-    headline = {name: metrics[name] for name in HEADLINE if name in metrics}
+    figures = {name: metrics[name] for name in HEADLINE if name in metrics}
     log.log_folder(run.report, "report")
     summary = (run.report / "summary.txt").read_text(encoding="utf-8")
     log.describe(description(run, summary))
     model_uri = run.alignment_result().model_uri
     if not model_uri:
-        log.log_metrics(headline, 0)
+        log.log_metrics(figures, 0)
         return
     name, version = model_uri.removeprefix("models:/").split("/")
     # The version's own model_id is empty in MLflow 3.17; its source is models:/<id of the logged model>.
     model_id = str(log.client.get_model_version(name, version).source).removeprefix("models:/")
-    log.log_metrics(headline, 0, model_id=model_id)
+    log.log_metrics(figures, 0, model_id=model_id)
     link = f"[{run.id}]({run_url(run.metadata()['mlflow_run_id'])})"
     words = f"The aligned policy of {link}, a PEFT adapter that `mlflow.pyfunc.load_model` loads."
     log.client.update_model_version(name, version, f"{words}\n\n{fenced(summary)}")
-    for metric, value in headline.items():
+    for metric, value in figures.items():
         log.client.set_model_version_tag(name, version, metric.replace("/", "."), f"{value:.4g}")
 
 
 def description(run: Run, summary: str) -> str:
-    """The description of a finished run: where to look, and its summary."""
+    """The description of a finished run: its main figures, which a folded one shows, links, and its summary."""
     metadata = run.metadata()
     phases = metadata.get("mlflow_phases", {})
     parent = metadata["mlflow_run_id"]
     links = [f"[{phase}]({run_url(run_id)})" for phase, run_id in phases.items() if run_id != parent]
-    lines = [f"{report_link(parent)}, with charts and answers side by side", ""]
+    lines = [markdown_text(headline(run)), ""]
+    lines += [f"{report_link(parent)}, with charts and answers side by side", ""]
     if links:
         lines += [f"Phases: {' · '.join(links)}", ""]
     if metadata.get("flow_run_url"):

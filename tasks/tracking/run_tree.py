@@ -133,7 +133,7 @@ def _open_phase(run: Run, config: TrackingConfig, phase: str) -> str:
     tags = {PARENT_TAG: parent, "phase": phase, "fed_rlhf.run": run.id}
     tags["mlflow.note.content"] = f"The phase {phase} of [{run.id}]({run_url(parent)})."
     experiment = find_or_create_experiment(client, config.experiment)
-    run_id = str(client.create_run(experiment, run_name=f"{run.id}/{phase}", tags=tags).info.run_id)
+    run_id = str(client.create_run(experiment, run_name=f"{phase}, {run.id}", tags=tags).info.run_id)
     run.update_metadata(mlflow_phases=phases | {phase: run_id})
     return run_id
 

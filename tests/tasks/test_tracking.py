@@ -665,7 +665,11 @@ def test_a_benchmark_is_compared_with_its_last_finished_runs_of_the_same_arms_an
 
 def test_the_description_of_a_run_has_links_to_its_report_its_phases_and_prefect(run, phase, monkeypatch):
     run.update_metadata(flow_run_url=LINK.url)
+    run.report.mkdir()
+    figures = {"before/accuracy/mean": 0.5, "after/accuracy/mean": 0.75}
+    (run.report / "metrics.json").write_text(json.dumps(figures), encoding="utf-8")
     text = description(run, "a summary")
+    assert text.startswith("accuracy 0.500 -> 0.750\n")
     assert "report/report.html?workflowType=machine_learning" in text
     assert f"/runs/{phase}?workflowType=machine_learning)" in text
     assert "[flow run](http://127.0.0.1:4200/flow)" in text
