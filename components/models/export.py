@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from components.config import BackboneConfig, PolicyConfig, SelectorConfig, UserError
 from components.data.templates import with_text
@@ -40,6 +40,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FORMAT_FILE = "prompt_format.json"
+
+
+class PromptFormat(TypedDict, total=False):
+    """The content of prompt_format.json; a policy and a selector have different parts of it."""
+
+    template: str | None
+    leading_ids: list[int]
+    choice_ids: list[int]
+    max_length: int
+    chat: str | None
+    system: str | None
+    chat_template_kwargs: Mapping[str, Any]
+    max_prompt_tokens: int
+    truncation_mode: str
+    max_new_tokens: int
+    stop_ids: list[int]
+    pad_id: int | None
 
 
 def check_export_folder(folder: Path) -> None:
@@ -85,7 +102,7 @@ def export_model(
 
 
 def readme(
-    model: PolicyConfig | SelectorConfig, prompt_format: dict[str, Any], merged: bool, is_whole: bool
+    model: PolicyConfig | SelectorConfig, prompt_format: PromptFormat, merged: bool, is_whole: bool
 ) -> str:
     """The README of an export: the format of its prompts, and a snippet that answers one."""
     from jinja2 import Environment, FileSystemLoader
@@ -104,13 +121,13 @@ def readme(
     )
 
 
-def _describe(model: PolicyConfig | SelectorConfig) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
+def _describe(model: PolicyConfig | SelectorConfig) -> tuple[PreTrainedTokenizerBase, PromptFormat]:
     """The tokenizer that is exported, and the content of prompt_format.json."""
     if isinstance(model, PolicyConfig):
         return _describe_policy(model)
     tokenizer = load_tokenizer(model.backbone)
     template = cast("str", with_text(model.template).text)
-    prompt_format = {
+    prompt_format: PromptFormat = {
         "template": template,
         "leading_ids": leading_ids(tokenizer),
         "choice_ids": list(find_choice_tokens(tokenizer, template.rpartition("}")[2])),
@@ -120,10 +137,10 @@ def _describe(model: PolicyConfig | SelectorConfig) -> tuple[PreTrainedTokenizer
     return tokenizer, prompt_format
 
 
-def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, dict[str, Any]]:
+def _describe_policy(config: PolicyConfig) -> tuple[PreTrainedTokenizerBase, PromptFormat]:
     texts = PolicyTexts(config)
     tokenizer = texts.tokenizer
-    prompt_format: dict[str, Any] = {"template": with_text(config.template).text}
+    prompt_format: PromptFormat = {"template": with_text(config.template).text}
     end_of_turn = None
     if texts.chat is None:
         prompt_format |= {"leading_ids": leading_ids(tokenizer), "chat": None}
@@ -183,7 +200,7 @@ def _is_variable(name: str) -> bool:
 
 
 def _write_merged(
-    adapter: Path, backbone: BackboneConfig, prompt_format: dict[str, Any], folder: Path
+    adapter: Path, backbone: BackboneConfig, prompt_format: PromptFormat, folder: Path
 ) -> None:
     from peft import PeftModel
     from transformers import GenerationConfig

@@ -76,7 +76,7 @@ def log_report(run_id: str, run: Run) -> None:
 
 
 def description(run: Run, summary: str) -> str:
-    """The description of a finished run: its main figures, which are shown when it is folded, links, summary."""
+    """The description of a finished run: its main figures, links, and its summary."""
     metadata = run.metadata()
     phases = metadata.get("mlflow_phases", {})
     parent = metadata["mlflow_run_id"]

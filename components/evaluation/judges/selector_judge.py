@@ -142,7 +142,7 @@ def train_judge(
     adapter, metrics = train_selector(selector, rows, initial, training)
     selector.slot.load(adapter)
     margins = score_pairs(selector, held_out)
-    figures: dict[str, Any] = {
+    figures: dict[str, float] = {
         "judge_accuracy": accuracy(margins),
         "judge_pairs": len(rows),
         "judge_held_out_pairs": len(held_out),
