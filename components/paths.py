@@ -59,7 +59,7 @@ def prefect_address() -> str:
     if not settings.is_file():
         return "http://127.0.0.1:4200"
     url: str = tomllib.loads(settings.read_text(encoding="utf-8"))["api"]["url"]
-    return url.removesuffix("/api")
+    return url.rstrip("/").removesuffix("/api")
 
 
 def sqlite_file(uri: str) -> Path | None:

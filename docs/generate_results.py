@@ -42,7 +42,7 @@ from components.reporting.benchmark_page import (
 )
 from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.claims import ENOUGH_SEEDS, FAILS, HOLDS, UNDECIDED, Finding, check_claims
-from components.reporting.formats import format_number
+from components.reporting.formats import format_figure, format_number
 from components.reporting.metrics import alias_of, named, values_of
 from components.reporting.page import Table, markdown_table
 from components.reporting.published import (
@@ -89,6 +89,8 @@ REWARD = ("mean_reward",)
 PAIRS = (8, 16, 32, 64, 128)
 OWNERS = (3, 6, 12)
 """Of the arms of the benchmark CURVE."""
+ENOUGH_ANSWERS = 30
+"""To give a win rate of them."""
 NOT_MEASURED = "not measured"
 VERDICTS = {HOLDS: ("#23916a", "o"), FAILS: ("#cc4b5b", "X"), UNDECIDED: ("#7d858f", "D")}
 """Color and marker of each verdict; the colors have a contrast of 3 on a light and on a dark page."""
@@ -294,6 +296,42 @@ def references(results: Results, _: Sequence[str]) -> str:
         f" {counts[NOT_MEASURED]} not measured."
     )
     return "\n\n".join([words, CURVE_PICTURE, *_curve_words(results), _table(rows)])
+
+
+def methods(results: Results, _: Sequence[str]) -> str:
+    """The main figures of each arm that was measured, and then the claims that fail."""
+    rows = []
+    for page, names in PAPERS.values():
+        for own in (results.benchmarks[name] for name in names):
+            for arm in own.benchmark.arms:
+                if runs := own.results.metrics.get(arm):
+                    cells = {
+                        alias_of(figure).label.removesuffix(", own adapter"): mean_cell(
+                            own.results, arm, figure
+                        )
+                        for figure in (*TASTES, *REWARD)
+                    }
+                    head = {"benchmark": f"[`{own.name}`]({page})", "method": arm, "seeds": str(len(runs))}
+                    rows.append(head | cells | {"win rate against base policy": _win_rate(own.results, arm)})
+    shown = [name for name in rows[0] if any(row[name] != "-" for row in rows)] if rows else []
+    failing = [
+        f"- {finding.claim}: {format_number(finding.value, DIGITS)}"
+        for _, names in PAPERS.values()
+        for finding in results.findings(names)
+        if finding.verdict == FAILS
+    ]
+    words = "What fails:" if failing else "No measured claim fails."
+    table = (
+        _table([{name: row[name] for name in shown} for row in rows]) if rows else "Nothing is measured yet."
+    )
+    return "\n\n".join([table, words, *(["\n".join(failing)] if failing else [])])
+
+
+def _win_rate(results: BenchmarkResults, arm: str) -> str:
+    """An arm's win rate at equal length against the base policy; '-' for few prompts."""
+    pool = results.pools.get(f"{arm} against base policy")
+    few = pool is None or pool.wins + pool.ties + pool.losses < ENOUGH_ANSWERS
+    return "-" if pool is None or few else format_figure(pool, "length_controlled")
 
 
 def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
@@ -503,6 +541,7 @@ PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
     "contests": contests,
     "runs": runs,
     "references": references,
+    "methods": methods,
     "curve": curve,
     "speed": speed,
 }
@@ -700,7 +739,7 @@ def files(results: Results) -> dict[Path, bytes]:
     pages = [page for page, _ in PAPERS.values()]
     content = {
         FOLDER / page: pattern.sub(filled, (FOLDER / page).read_text(encoding="utf-8")).encode()
-        for page in ("index.md", "performance.md", "federating.md", *pages)
+        for page in ("index.md", "performance.md", "federating.md", "log/index.md", *pages)
     }
     for page, names in PAPERS.values():
         content[PICTURES / f"{Path(page).stem}.svg"] = draw_claims(results.findings(names))

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.paths import PACKAGE
+from components.paths import PACKAGE, prefect_address
 from infra.servers import is_up
 from tasks.runs import find_benchmark, find_run
 from tasks.tracking.report import run_url
@@ -31,7 +31,7 @@ FOLDER = PACKAGE / "docs" / "images" / "pages"
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 SERVERS = {
     "mlflow-server": "http://127.0.0.1:5000/health",
-    "prefect-server": "http://127.0.0.1:4200/api/health",
+    "prefect-server": f"{prefect_address()}/api/health",
 }
 SECONDS = 30
 """That a page may take to load its data."""
@@ -73,7 +73,7 @@ def main() -> int:
         take(mlflow, "mlflow", 1400, 1000)
         take(mlflow.replace("?", "/model-metrics?"), "mlflow-metrics", 1400, 1300)
         flow_run = metadata["flow_run_url"].split("/", 3)[-1]
-        take(f"http://127.0.0.1:4200/{flow_run}", "prefect", 1400, 1000)
+        take(f"{prefect_address()}/{flow_run}", "prefect", 1400, 1000)
     return 0
 
 

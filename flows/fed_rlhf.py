@@ -131,7 +131,7 @@ def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix
     name = f"{prefix}{phase.name}"
     log.info("%s ...", name, extra=progress(PhaseStarted(name)))
     own = phase.with_options(
-        flow_run_name=f"{run.folder.name}, {phase.name}", task_runner=task_runner(recipe.runtime)
+        flow_run_name=lambda: f"{run.folder.name}, {phase.name}", task_runner=task_runner(recipe.runtime)
     )
     with original_names(recipe), run.timed(phase.name), tags(*recipe_tags(recipe)):
         own(run, recipe)

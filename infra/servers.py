@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import psutil
@@ -33,6 +33,11 @@ from components.paths import (
 from infra import processes
 from infra.processes import DATABASES, ServerError
 from infra.stores import check_writable, prepare_tracking_store
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from prefect.client.orchestration import SyncPrefectClient
 
 HOST = "127.0.0.1"
 PREFECT_PORT = urlsplit(prefect_address()).port or 80
@@ -359,7 +364,7 @@ def start_servers(has_schedules: bool = True) -> None:
     if has_schedules:
         print(f"Scheduled {', '.join(active_schedules())}; without: fed-rlhf up --no-schedules")
     else:
-        print("Scheduled nothing")
+        print("Scheduled none of prefect.yaml")
     print("Stop      fed-rlhf down")
 
 
@@ -429,14 +434,33 @@ def update_schedules(url: str, are_active: bool = True) -> None:
                 for schedule in deployment.schedules:
                     if schedule.slug != SCHEDULE_SLUG:
                         continue
-                    if deployment.name in scheduled:
-                        if not are_active:
-                            client.update_deployment_schedule(deployment.id, schedule.id, active=False)
-                    else:
+                    if deployment.name not in scheduled:
                         client.delete_deployment_schedule(deployment.id, schedule.id)
                         print(
                             f"removed   the schedule of {deployment.name}, which prefect.yaml no longer has"
                         )
+                    elif not are_active:
+                        client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+                        _delete_missed_runs(client, deployment.id)
+
+
+def _delete_missed_runs(client: SyncPrefectClient, deployment: UUID) -> None:
+    """Delete runs that a schedule has created for times that have passed, which would start late."""
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterDeploymentId,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import StateType
+
+    waiting = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+    )
+    for run in client.read_flow_runs(flow_run_filter=waiting):
+        if run.auto_scheduled:
+            client.delete_flow_run(run.id)
 
 
 def register_zombie_automation(url: str) -> None:

@@ -135,8 +135,8 @@ def run_status(run: Run) -> RunStatus:
     return RunStatus(
         run=run.id,
         kind=run.kind,
-        recipe=", ".join(dict.fromkeys(name for name, _ in recipes)),
-        method=", ".join(dict.fromkeys(method for _, method in recipes)),
+        recipe=", ".join(dict.fromkeys(name for name, _ in recipes)) or "?",
+        method=", ".join(dict.fromkeys(method for _, method in recipes)) or "?",
         state=run_state(run),
         headline=headline(run),
         written=datetime.fromtimestamp(changed, UTC),
@@ -224,17 +224,21 @@ def benchmark_state(benchmark: Run) -> str:
         return f"running: {text}"
     if counts["not started"] == len(runs):
         return f"not started: {text}"
-    return f"{'finished' if has_full_report(benchmark, runs) else 'stopped'}: {text}"
+    is_finished = counts["finished"] == len(runs) and has_full_report(benchmark, runs)
+    return f"{'finished' if is_finished else 'stopped'}: {text}"
 
 
 def has_full_report(benchmark: Run, runs: Sequence[Run]) -> bool:
-    """Whether the report of a benchmark, which is written after the contests of each seed, has all runs."""
+    """Whether the report of a benchmark, which is written after the contests of each seed, has all runs.
+
+    What a report of another version has is not known.
+    """
     path = benchmark.report / "metrics.json"
     try:
         reported = read_mapping(path)["commits"] if path.is_file() else {}
     except (KeyError, ValueError):  # of another version of the project
-        return False
-    return all(run.folder.name in reported for run in runs)
+        return True
+    return not isinstance(reported, Mapping) or all(run.folder.name in reported for run in runs)
 
 
 def is_locked(run: Run) -> bool:
@@ -257,22 +261,24 @@ def headline(run: Run) -> str:
         return ""
     try:
         return format_headline(read_mapping(path)) or "?"
-    except (AttributeError, ValueError):
+    except (AttributeError, TypeError, ValueError):
         return "?"
 
 
 def format_headline(metrics: Mapping[str, float]) -> str:
     """Accuracy before and after the rounds, with the worst client and the spread; the outcome of the contest.
 
-    The interval of the win rate is missing in reports of earlier versions.
+    Reports of earlier versions lack the rate, or its interval.
     """
-    before, after, worst, spread, wins, ties, losses, rate, low, high = map(metrics.get, HEADLINE)
+    before, after, worst, spread, wins, ties, losses, _, low, high = map(metrics.get, HEADLINE)
     parts = []
     if before is not None and after is not None:
         parts.append(f"accuracy {before:.3f} -> {after:.3f}")
         if worst is not None and spread is not None:
             parts[-1] += f" (worst client {worst:.3f}, spread {spread:.3f})"
     if wins is not None and ties is not None and losses is not None:
+        count = wins + ties + losses
+        rate = (wins + ties / 2) / count if count else None
         rate_text = format_rate(rate, low, high, are_all_ties(wins, ties, losses))
         parts.append(f"wins/ties/losses {wins:.0f}/{ties:.0f}/{losses:.0f}, ties as 1/2: {rate_text}")
     return ", ".join(parts)
@@ -317,7 +323,7 @@ def describe_benchmark(benchmark: Run) -> str:
     table = [["arm", *(f"seed {seed}" for seed in seeds)]]
     for arm, states in status.runs.items():
         table.append([arm, *(states.get(seed, "-") for seed in seeds)])
-    return "\n".join([*lines, "", *table_lines(table)])
+    return "\n".join([*lines, "", *table_lines(table)] if status.runs else lines)
 
 
 def report_page(run: Run) -> Path:

@@ -380,7 +380,7 @@ def list_runs_and_benchmarks() -> list[Run]:
 def _list(*patterns: str) -> list[Run]:
     plans = [plan for pattern in patterns for plan in runs_root().glob(pattern)]
     plans.sort(key=lambda plan: plan.stat().st_mtime)  # they are written once, at the start
-    folders = [plan.parent.resolve() for plan in plans]
+    folders = dict.fromkeys(plan.parent.resolve() for plan in plans)  # a link and its target are one run
     return [Run(run_id(folder), folder) for folder in folders]
 
 
@@ -424,7 +424,10 @@ def find_run_or_benchmark(name: str, is_whole: bool = False) -> Run:
     exact = _by_path(name, "benchmark.yaml") or _by_path(name, "recipe.yaml")
     if exact is not None:
         return exact
-    found = _by_beginning(name, "run or benchmark", [*list_benchmarks(), *list_runs()])
+    known = list_runs_and_benchmarks()
+    if name == LATEST:
+        known.sort(key=lambda run: not run.is_benchmark)
+    found = _by_beginning(name, "run or benchmark", known)
     if is_whole:
         raise RecipeError(f"'{name}' is not a whole id: give '{found.id}', if you mean it.")
     return found
@@ -438,7 +441,7 @@ def _by_path(name: str, plan: str) -> Run | None:
 
 
 def _by_beginning(name: str, kind: str, known: Sequence[Run]) -> Run:
-    started = [run for run in known if not run.is_in_benchmark]
+    started = [run for run in known if "/" not in run.id]
     if name == LATEST and started:
         return started[-1]
     # The name of a benchmark does not stand for its runs.

@@ -103,7 +103,7 @@ class Contest(StoredResult):
         }
 
     def win_rate(self, resamples: int = 2000, seed: int = 0) -> WinRate:
-        """The win rate by the verdicts of both orders."""
+        """The counts, and the share of wins, by the verdicts of both orders."""
         return win_rate(self.verdicts, resamples, seed, self.units)
 
     def figures(

@@ -199,9 +199,7 @@ def _is_variable(name: str) -> bool:
     return name.isidentifier()
 
 
-def _write_merged(
-    adapter: Path, backbone: BackboneConfig, prompt_format: PromptFormat, folder: Path
-) -> None:
+def _write_merged(adapter: Path, backbone: BackboneConfig, prompt_format: PromptFormat, folder: Path) -> None:
     from peft import PeftModel
     from transformers import GenerationConfig
 

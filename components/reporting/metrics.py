@@ -1,10 +1,10 @@
 """Every number of a run under one name: in MLflow, metrics.json, reports, claims and `fed-rlhf runs`.
 
 A name is a path: `after/accuracy/worst` is the worst client's accuracy after the rounds,
-`aligned_vs_base/win_rate` the win rate against the base policy. `before/`, `after/` and `best/` say
-when it was measured; `largest/` is the largest value over the measured rounds, `cost/` is over all
-rounds and clients. `unseen/` is of clients that took part in no round. What a round or a step logs
-over time has the same name without the moment.
+`aligned_vs_base/ties_half` the win rate against the base policy with ties as 1/2. `before/`, `after/`
+and `best/` say when it was measured; `largest/` is the largest value over the measured rounds, `cost/`
+is over all rounds and clients. `unseen/` is of clients that took part in no round. What a round or a
+step logs over time has the same name without the moment.
 
 Benchmark files may name a metric by an alias (ALIASES), which also has its label in tables.
 """

@@ -15,12 +15,14 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+LIMIT = 1800
+"""Seconds of a case, each of whose operations goes through Python; other work makes it slower still."""
 
 
 def run_cases(devices: int, selection: str = "") -> subprocess.CompletedProcess[str]:
     """Run the cases, or a selection as of `pytest -k`, on so many devices in a process of their own."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.claimed_cuda.plugin", "-p", "no:xdist"]
-    command += ["-p", "no:cacheprovider", "-k", selection, "--tb=short", "-s", "-rA"]
+    command += ["-p", "no:cacheprovider", "-k", selection, "--tb=short", "-s", "-rA", f"--timeout={LIMIT}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     return subprocess.run(
         [*command, "tests/claimed_cuda/cases.py"],
@@ -29,6 +31,11 @@ def run_cases(devices: int, selection: str = "") -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
     )
+
+
+def reasons(output: str) -> str:
+    """The errors of the failed cases, without the logs between them."""
+    return "\n".join(line for line in output.splitlines() if re.match(r"E  |_{3,} |FAILED |ERROR ", line))
 
 
 def main() -> int:
@@ -59,7 +66,7 @@ def main() -> int:
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
         if done.returncode:
             failed = True
-            print(done.stdout[-6000:], file=sys.stderr)
+            print(reasons(done.stdout), file=sys.stderr)
     print("\n| task on Ray |" + "".join(f" GPUs, of {devices} |" for devices in gpus))
     print("|---|" + "---|" * len(gpus))
     for name in sorted(set().union(*gpus.values())):

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from tests.claimed_cuda.__main__ import run_cases
+from tests.claimed_cuda.__main__ import reasons, run_cases
 
 WHOLE_RUNS = "rounds or pipeline or processes_of_ray or names_ray or benchmark or lost"
 """Cases that run methods or the pipeline, or start Ray."""
@@ -23,7 +23,7 @@ pytestmark = [
 
 def assert_pass(selection, at_least):
     done = run_cases(2, selection)
-    assert done.returncode == 0, done.stdout[-6000:]
+    assert done.returncode == 0, reasons(done.stdout) or done.stdout[-6000:]
     assert done.stdout.count("\nPASSED ") >= at_least
 
 

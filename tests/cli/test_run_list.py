@@ -13,6 +13,7 @@ import termios
 import pytest
 
 from components.recipes import load_recipe
+from tasks import run_table
 from tasks.run_table import LEFT_OUT, SHORTENED, run_statuses, runs_table
 from tasks.runs import Run, create_run, lock
 from tasks.text_table import fit_columns, table_lines
@@ -165,8 +166,8 @@ def test_a_narrow_table_leaves_out_the_least_important_columns(width, columns, s
 
 def test_in_a_pipe_lines_are_whole(three, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    statuses = run_statuses()
-    assert fed_rlhf("runs").stdout.splitlines() == runs_table(statuses, None)
+    monkeypatch.setattr(run_table, "naturaltime", lambda moment: "a moment ago")
+    assert fed_rlhf("runs").stdout.splitlines() == runs_table(run_statuses(), None)
 
 
 @pytest.mark.pipeline
@@ -234,10 +235,21 @@ def test_a_benchmark_of_which_no_run_has_begun_is_not_started(benchmark):
     assert state_of(benchmark) == "not started: 0 of 4 runs finished, 4 not started"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}"])
-def test_a_benchmark_with_a_report_of_another_version_is_listed(benchmark, content):
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"commits": null}', '{"commits": 5}'])
+def test_a_benchmark_with_a_report_of_another_version_is_finished_if_its_runs_are(benchmark, content):
     (benchmark.report / "metrics.json").write_text(content)
     assert state_of(benchmark).startswith("stopped: 1 of 4")
+    for folder in benchmark.folder.glob("*-seed-*"):
+        (folder / "report.done").touch()
+    assert state_of(benchmark) == "finished: 4 of 4 runs finished"
+
+
+def test_a_benchmark_without_runs_is_listed(runs):
+    (runs / "empty-1").mkdir(parents=True)
+    (runs / "empty-1" / "benchmark.yaml").touch()
+    (status,) = run_statuses()
+    assert (status.recipe, status.method) == ("?", "?")
+    assert "arm" not in fed_rlhf("show", "empty-1").stdout
 
 
 def test_a_benchmark_is_shown_with_the_states_of_its_runs_and_its_report(benchmark):

@@ -47,6 +47,24 @@ def test_latest_is_the_run_that_was_started_last_whatever_was_written_last(start
     assert find_run_or_benchmark("latest").id == "debug-1"
 
 
+def test_what_a_benchmark_has_created_before_its_plan_is_not_the_latest_run(start):
+    start("debug-1", "nightly-1/one-seed-0")
+    assert find_run("latest").id == "debug-1"
+
+
+def test_a_link_to_a_run_is_that_run(start, runs):
+    start("debug-1")
+    (runs / "best").symlink_to(runs / "debug-1")
+    assert find_run("deb").id == find_run("best").id == "debug-1"
+
+
+def test_the_latest_ones_that_a_refusal_names_are_of_both_kinds(start):
+    start("debug-1", "debug-2", "debug-3")
+    start("nightly-1", plan="benchmark.yaml")
+    with pytest.raises(RecipeError, match=r"Latest: debug-2, debug-3, nightly-1\.$"):
+        find_run_or_benchmark("other")
+
+
 def test_latest_is_no_run_of_a_benchmark_and_for_a_benchmark_the_latest_of_these(start, benchmark):
     with pytest.raises(RecipeError, match="there is no run 'latest'"):
         find_run("latest")

@@ -152,6 +152,7 @@ def test_the_headline_has_the_interval_of_the_rate_or_that_all_are_ties():
     interval = {"ties_half_low": 0.676, "ties_half_high": 0.895}
     assert format_headline(against_base(**figures, **interval)).endswith(": 79.7% [67.6%, 89.5%]")
     all_ties = against_base(wins=0, ties=34, losses=0, ties_half=0.5)
+    assert format_headline(all_ties | {"aligned_vs_base/ties_half": None}) == format_headline(all_ties)
     assert format_headline(all_ties) == "wins/ties/losses 0/34/0, ties as 1/2: 50.0% (undecided: all ties)"
 
 
@@ -200,7 +201,13 @@ def test_a_run_of_another_version_is_listed_with_what_its_recipe_tells(opened):
     assert row["state"] == "stopped: prepare"
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"accuracy": {"before": {}}}', "{"])
+WRONG_TYPES = [
+    json.dumps({"before/accuracy/mean": [0.5], "after/accuracy/mean": 0.7}),
+    json.dumps({f"aligned_vs_base/{name}": "one" for name in ("wins", "ties", "losses")}),
+]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"accuracy": {"before": {}}}', "{", *WRONG_TYPES])
 def test_a_run_with_a_report_of_another_version_is_listed(opened, content):
     opened.report.mkdir()
     (opened.report / "metrics.json").write_text(content)

@@ -23,6 +23,7 @@ from docs.generate_results import (
     curve,
     draw_claims,
     draw_speed,
+    methods,
     own_settings,
     policies,
     references,
@@ -200,3 +201,23 @@ def test_policies_of_a_page_are_beside_their_pairs(tmp_path):
     text = policies(Results(tmp_path), ["reasoning"])
     assert "| FedProx | 0.700 |" in text
     assert text.endswith("(tau-b): policy's accuracy per token: 0.333.")
+
+
+def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_path):
+    text = methods(Results(tmp_path), [])
+    assert text == "Nothing is measured yet.\n\nNo measured claim fails."
+    write_lines(tmp_path, "reasoning", {"DRIFT-SP": [0.5, 0.51, 0.49], "FedAvg": [0.9, 0.91, 0.89]})
+    path = tmp_path / "reasoning.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["metrics"]["after/accuracy/margin"] = (
+            1.0 if line["arm"] == "FedAvg" else 0.5 + line["seed"] / 100
+        )
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = methods(Results(tmp_path), [])
+    assert "| benchmark | method | seeds | common taste | own taste |\n" in text
+    assert (
+        "| [`reasoning`](reasoning.md) | FedAvg | 3 | 0.900 [0.875, 0.925] | 0.900 [0.875, 0.925] |" in text
+    )
+    assert "\n- DRIFT-SP less FedAvg: reward margin above 0: -0.490" in text
+    assert "local" not in text

@@ -144,12 +144,16 @@ def test_an_owner_repeats_its_last_job_and_a_deleted_run_is_forgotten(ended, mon
 
 def test_owners_and_the_servers_flow_that_are_killed_at_five_moments_change_nothing(ended):
     owners, whole, _, results = ended
+    folder = owners.homes.parent / "project" / "runs"
     settings = [f"runtime.sockets={owners.sockets}", "runtime.retries=9"]
     killed = None
     for moment in range(MOMENTS):
         process = serve(
             owners, *(["run", "support.yaml", *settings] if killed is None else ["resume", killed])
         )
+        while not set(folder.glob("support-*")) - {whole}:  # the check before it asks the owners too
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.02)
         for _ in range(2):  # workers alone, then with the flow or, each other time, the flow alone
             found = workers(owners, process)
             assert found, process.communicate()[0]
@@ -159,7 +163,7 @@ def test_owners_and_the_servers_flow_that_are_killed_at_five_moments_change_noth
         process.kill()
         process.communicate()
         kill(found if moment % 2 else [])
-        (killed,) = set((owners.homes.parent / "project" / "runs").glob("support-*")) - {whole}
+        (killed,) = set(folder.glob("support-*")) - {whole}
     process = serve(owners, "resume", killed)
     output, _ = process.communicate()
     assert process.returncode == 0, output

@@ -169,12 +169,6 @@ def test_dvc_runs_the_stages_that_a_change_concerns_and_no_others(checkout):
     assert '"rounds": 4' in checkout.result.read_text()
 
 
-def test_dvc_repeats_only_the_stages_that_a_change_concerns(checkout):
-    checkout.set_overrides("federation.rounds=5")
-    assert checkout.dvc("repro", "check_recipe") == ["check_recipe"]
-    assert checkout.dvc("repro", "--dry") == ["check_recipe", "federate"]
-
-
 def test_dvc_repeats_the_stages_of_a_data_file_whose_labels_change(checkout):
     own_data = "data.source=jsonl data.path=pairs.jsonl data.options={} data.partition=iid data.clients=4"
     answers = [("Yes, {}.", "No, and not {}."), ("Yes, {} and more.", "No {}.")]

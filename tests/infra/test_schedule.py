@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from datetime import timedelta
 
 import pytest
 import yaml
@@ -223,7 +224,14 @@ def test_a_run_whose_worker_dies_ends_as_crashed_and_resumes_when_it_is_retried(
 
 
 def test_without_schedules_those_of_the_file_are_inactive(home, client):
-    """The last test, since others wait for scheduled runs."""
+    """And a run of a missed night does not start. The last test, since others wait for scheduled runs."""
+    from prefect.states import Scheduled
+
+    nightly = client.read_deployment_by_name("benchmark/nightly")
+    (run, *_) = wait_for(lambda: runs_of(client, nightly, "SCHEDULED"), 300)
+    late = Scheduled(scheduled_time=run.expected_start_time - timedelta(days=3))
+    client.set_flow_run_state(run.id, late, force=True)
     servers.update_schedules(f"http://{servers.HOST}:{servers.PREFECT_PORT}/api", are_active=False)
     (schedule,) = client.read_deployment_by_name("benchmark/nightly").schedules
     assert not schedule.active
+    assert not runs_of(client, nightly, "SCHEDULED")

@@ -11,6 +11,7 @@ from prefect.context import FlowRunContext
 from prefect.states import Scheduled
 
 from components.environment import PRIVATE_PREFECT
+from components.paths import prefect_address
 from flows import benchmark
 from tasks import flow_runs
 from tasks.flow_runs import current_flow_run, superseded
@@ -50,7 +51,7 @@ def test_the_page_of_a_private_server_that_ends_with_the_run_is_at_the_server_of
     monkeypatch.delenv(PRIVATE_PREFECT, raising=False)
     assert current_flow_run().tags()["prefect.flow_run_url"] == page
     monkeypatch.setenv(PRIVATE_PREFECT, "1")
-    assert current_flow_run().tags()["prefect.flow_run_url"] == "http://127.0.0.1:4200/flow-runs/flow-run/1"
+    assert current_flow_run().tags()["prefect.flow_run_url"] == f"{prefect_address()}/flow-runs/flow-run/1"
     monkeypatch.setattr(flow_runs.runtime, "flow_run", SimpleNamespace(id="1", ui_url=None))
     assert current_flow_run().url is None
 
