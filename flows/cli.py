@@ -314,6 +314,45 @@ def show(
 
 
 @command
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help=f"Ids or folders of two or more runs; {NAMES}",
+            autocompletion=_complete_run,
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Write a page with the tables and curves too."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare runs: the recipe's keys that differ, and figures.
+
+    A run that is not finished has what there is so far.
+    """
+    from tasks.comparison import compare_runs, describe_comparison, read_curve
+    from tasks.runs import find_run
+
+    found = [find_run(run) for run in runs]
+    compared = compare_runs(found)
+    if json:
+        _print_json(compared)
+    else:
+        print(describe_comparison(compared))
+    if html is not None:
+        from components.io import write_atomically
+        from components.reporting.comparison import comparison_page
+        from components.reporting.page import to_html
+
+        page = comparison_page(compared, [read_curve(run) for run in found])
+        write_atomically(html, to_html(page).encode())
+        _say(f"wrote {html}")
+
+
+@command
 def export(
     run: RunArgument,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New or empty folder.")],

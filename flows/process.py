@@ -38,7 +38,13 @@ def exit_status(command: Callable[[], int | None]) -> int:
     except (UserError, DamagedFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
-    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+    except (
+        FileNotFoundError,
+        FileExistsError,
+        PermissionError,
+        IsADirectoryError,
+        NotADirectoryError,
+    ) as error:
         if error.filename is None:
             raise
         print(f"error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)

@@ -31,6 +31,7 @@ COMMANDS = [
     "check",
     "runs",
     "show",
+    "compare",
     "export",
     "judge",
     "delete",
@@ -130,6 +131,15 @@ def test_lists_of_runs_and_recipes_import_no_heavy_package(runs):
 
 
 @pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.pipeline
+def test_a_comparison_in_the_terminal_imports_no_framework_and_draws_nothing(runs):
+    create_run(load_recipe("debug"), runs / "debug-1")
+    create_run(load_recipe("debug", ["seed=3"]), runs / "debug-2")
+    packages, output = imported_packages("compare", "debug-1", "debug-2")
+    assert "seed" in output
+    assert packages & (FRAMEWORKS | {"plotly"}) == set()
+
+
 def test_recipe_names_are_completed(command):
     expected = [name for name in recipe_names() if name.startswith("summ")]
     assert expected
