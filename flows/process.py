@@ -57,6 +57,23 @@ def import_libraries() -> None:
         import_module(name)
 
 
+def require_tracking_server() -> None:
+    """Require that the MLflow server answers, if the environment names one.
+
+    Raises:
+        ServerError: it does not.
+    """
+    from infra.processes import ServerError
+    from infra.servers import is_up
+
+    tracking = without_credentials(os.environ.get("MLFLOW_TRACKING_URI", ""))  # health needs none
+    if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
+        raise ServerError(
+            f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the"
+            " variable to use the project's own file."
+        )
+
+
 def run_flow(entrypoint: str, verbose: bool, parameters: Callable[[], Parameters]) -> tuple[int, Any]:
     """Call a flow with the Prefect API of the environment, or with a private one; see prefect_api.
 
@@ -72,15 +89,9 @@ def run_flow(entrypoint: str, verbose: bool, parameters: Callable[[], Parameters
     Raises:
         ServerError: a server that the environment names does not answer.
     """
-    from infra.processes import ServerError
-    from infra.servers import is_up, prefect_api
+    from infra.servers import prefect_api
 
-    tracking = without_credentials(os.environ.get("MLFLOW_TRACKING_URI", ""))  # health needs none
-    if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
-        raise ServerError(
-            f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the"
-            " variable to log to the project's own file."
-        )
+    require_tracking_server()
     from flows.stopping import stop_runs, stopping_on_signals
     from flows.terminal import View  # imports Rich
 

@@ -35,6 +35,7 @@ COMMANDS = [
     "export",
     "judge",
     "delete",
+    "prune",
     "recipes",
     "methods",
     "benchmark",
@@ -130,7 +131,6 @@ def test_lists_of_runs_and_recipes_import_no_heavy_package(runs):
     assert packages & (FRAMEWORKS | {"numpy", "networkx", "rich", "plotly"}) == set()
 
 
-@pytest.mark.parametrize("command", ["run", "check"])
 @pytest.mark.pipeline
 def test_a_comparison_in_the_terminal_imports_no_framework_and_draws_nothing(runs):
     create_run(load_recipe("debug"), runs / "debug-1")
@@ -140,6 +140,7 @@ def test_a_comparison_in_the_terminal_imports_no_framework_and_draws_nothing(run
     assert packages & (FRAMEWORKS | {"plotly"}) == set()
 
 
+@pytest.mark.parametrize("command", ["run", "check"])
 def test_recipe_names_are_completed(command):
     expected = [name for name in recipe_names() if name.startswith("summ")]
     assert expected
