@@ -38,6 +38,7 @@ from components.config.local_objectives import (
 )
 from components.federation.method import AveragingMethod, Method
 from components.paths import PACKAGE
+from components.reporting.comparison import ComparedRun
 from components.reporting.metrics import ALIASES
 from flows import outputs
 from flows.cli import app
@@ -76,6 +77,7 @@ JSON_OBJECTS: dict[str, type[BaseModel]] = {
     "runs": run_table.RunStatus,
     "show": run_table.RunDetails,
     "show-benchmark": run_table.BenchmarkDetails,
+    "compare": ComparedRun,
     "check": outputs.RecipeCheck,
     "memory": outputs.StageMemory,
     "recipes": outputs.RecipeRow,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from components.config.benchmark import Benchmark
+    from components.owners.jobs import Receipt
     from flows.process import Parameters
 
 P = ParamSpec("P")
@@ -280,8 +281,7 @@ def runs(
     if json:
         _print_json(statuses)
     elif statuses:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print("\n".join(runs_table(statuses, width)))
+        print("\n".join(runs_table(statuses, _terminal_width())))
     else:
         is_filtered = any((recipe, method, state))
         print(f"there are no {'such runs' if is_filtered else 'runs'} under {runs_root()}")
@@ -311,6 +311,45 @@ def show(
         _print_json(run_table.run_details(found))
     else:
         print(run_table.describe_run(found))
+
+
+@command
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help=f"Ids or folders of two or more runs; {NAMES}",
+            autocompletion=_complete_run,
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Write a page with the tables and curves too."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare runs: the recipe's keys that differ, and figures.
+
+    A run that is not finished has what there is so far.
+    """
+    from tasks.comparison import compare_runs, describe_comparison, read_curve
+    from tasks.runs import find_run
+
+    found = [find_run(run) for run in runs]
+    compared = compare_runs(found)
+    if json:
+        _print_json(compared)
+    else:
+        print(describe_comparison(compared))
+    if html is not None:
+        from components.io import write_atomically
+        from components.reporting.comparison import comparison_page
+        from components.reporting.page import to_html
+
+        page = comparison_page(compared, [read_curve(run) for run in found])
+        write_atomically(html, to_html(page).encode())
+        _say(f"wrote {html}")
 
 
 @command
@@ -382,6 +421,11 @@ def judge(
         raise UserError("give the judge by --run RUN, or its verdicts by --verdicts ORIGINAL SWAPPED")
 
 
+MlflowOption = Annotated[
+    bool, typer.Option("--with-mlflow", help="Delete what was logged to MLflow too; registered models stay.")
+]
+
+
 @command
 def delete(
     run: RunOrBenchmarkArgument,
@@ -389,25 +433,76 @@ def delete(
         bool,
         typer.Option("--yes", "-y", help="Do not ask for confirmation; RUN is then a whole id or a folder."),
     ] = False,
+    with_mlflow: MlflowOption = False,
 ) -> None:
-    """Delete the folder of a run or a benchmark. What it logged to MLflow stays."""
-    from components.owners.jobs import Receipt
-    from tasks.run_table import delete_folder
+    """Delete the folder of a run or a benchmark. What it logged to MLflow stays without --with-mlflow."""
+    from flows.process import require_tracking_server
+    from tasks.deletion import delete_folder
     from tasks.runs import find_run_or_benchmark
 
     found = find_run_or_benchmark(run, is_whole=yes)
+    if with_mlflow:
+        require_tracking_server()
 
     def confirm(folder: Path) -> None:
         if not yes:
-            typer.confirm(f"Delete {folder}?", abort=True)
+            typer.confirm(f"Delete {folder}{' and its runs in MLflow' if with_mlflow else ''}?", abort=True)
 
-    def told(owner: str, answer: Receipt | str) -> None:
-        if isinstance(answer, str):
-            print(f"owner {owner} keeps its part of the run: {answer}", file=sys.stderr)
-        else:
-            print(f"owner {owner} has removed {answer.files} files, {answer.bytes:,} bytes")
+    print("\n".join(delete_folder(found, confirm, _print_receipt, with_mlflow)))
 
-    print(f"deleted {delete_folder(found, confirm, told)}")
+
+@command
+def prune(
+    older_than: Annotated[
+        str,
+        typer.Option(metavar="AGE", help="Hours, days or weeks since the last write, e.g. 12h, 30d or 8w."),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    with_mlflow: MlflowOption = False,
+) -> int:
+    """Delete runs and benchmarks whose last write is long ago.
+
+    Those that a process works on stay.
+    """
+    from humanize import naturalsize
+
+    from components.config import RecipeError
+    from components.paths import runs_root
+    from flows.process import FAILED, require_tracking_server
+    from tasks.deletion import delete_folder, find_older, parse_age
+    from tasks.run_table import runs_table
+    from tasks.runs import Run
+
+    idle, working = find_older(parse_age(older_than))
+    if working:
+        print(f"running, and not deleted: {', '.join(status.run for status in working)}")
+    if not idle:
+        print(f"there are no runs to delete under {runs_root()} (last written more than {older_than} ago)")
+        return 0
+    if with_mlflow:
+        require_tracking_server()
+    print("\n".join(runs_table(idle, _terminal_width())))
+    if not yes:
+        size = naturalsize(sum(status.size for status in idle))
+        runs = f"these {len(idle)} folders ({size})"
+        typer.confirm(f"Delete {runs}{' and their runs in MLflow' if with_mlflow else ''}?", abort=True)
+    exit_code = 0
+    for status in idle:
+        run = Run(status.run, status.folder)
+        try:
+            print("\n".join(delete_folder(run, lambda _: None, _print_receipt, with_mlflow)))
+        except RecipeError as error:  # such as a process that works on it by now
+            print(f"not deleted: {error}", file=sys.stderr)
+            exit_code = FAILED
+    return exit_code
+
+
+def _print_receipt(owner: str, answer: Receipt | str) -> None:
+    """Print what an owner has removed of a run, or why it has not."""
+    if isinstance(answer, str):
+        print(f"owner {owner} keeps its part of the run: {answer}", file=sys.stderr)
+    else:
+        print(f"owner {owner} has removed {answer.files} files, {answer.bytes:,} bytes")
 
 
 @command
@@ -602,6 +697,11 @@ def owners(sockets: SocketsOption = None, json: JsonOption = False) -> None:
             " HOME`."
         )
     _print_rows(rows, json)
+
+
+def _terminal_width() -> int | None:
+    """Characters of a line of the terminal; None in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _say(line: str) -> None:

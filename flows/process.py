@@ -38,7 +38,13 @@ def exit_status(command: Callable[[], int | None]) -> int:
     except (UserError, DamagedFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_INPUT
-    except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
+    except (
+        FileNotFoundError,
+        FileExistsError,
+        PermissionError,
+        IsADirectoryError,
+        NotADirectoryError,
+    ) as error:
         if error.filename is None:
             raise
         print(f"error: {error.filename} cannot be read: {error.strerror}", file=sys.stderr)
@@ -49,6 +55,23 @@ def import_libraries() -> None:
     """Import LIBRARIES, and what these import: torch, transformers, pandas."""
     for name in LIBRARIES:
         import_module(name)
+
+
+def require_tracking_server() -> None:
+    """Require that the MLflow server answers, if the environment names one.
+
+    Raises:
+        ServerError: it does not.
+    """
+    from infra.processes import ServerError
+    from infra.servers import is_up
+
+    tracking = without_credentials(os.environ.get("MLFLOW_TRACKING_URI", ""))  # health needs none
+    if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
+        raise ServerError(
+            f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the"
+            " variable to use the project's own file."
+        )
 
 
 def run_flow(entrypoint: str, verbose: bool, parameters: Callable[[], Parameters]) -> tuple[int, Any]:
@@ -66,15 +89,9 @@ def run_flow(entrypoint: str, verbose: bool, parameters: Callable[[], Parameters
     Raises:
         ServerError: a server that the environment names does not answer.
     """
-    from infra.processes import ServerError
-    from infra.servers import is_up, prefect_api
+    from infra.servers import prefect_api
 
-    tracking = without_credentials(os.environ.get("MLFLOW_TRACKING_URI", ""))  # health needs none
-    if tracking.startswith("http") and not is_up(f"{tracking.rstrip('/')}/health"):
-        raise ServerError(
-            f"MLFLOW_TRACKING_URI is {tracking}, but no MLflow server answers there: start it, or unset the"
-            " variable to log to the project's own file."
-        )
+    require_tracking_server()
     from flows.stopping import stop_runs, stopping_on_signals
     from flows.terminal import View  # imports Rich
 

@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from humanize import naturalsize, naturaltime
 from pydantic import BaseModel, Field
 
 from components.config import RecipeError, UserError, unknown_name
-from components.io import DamagedFileError, read_mapping
-from components.paths import runs_root
+from components.io import read_mapping
 from components.recipes.load import name_and_method
 from components.reporting.formats import are_all_ties, format_rate
-from tasks.runs import Run, list_runs_and_benchmarks, lock, run_id
+from tasks.runs import Run, list_runs_and_benchmarks, run_id
 from tasks.text_table import fit_columns, table_lines
-
-if TYPE_CHECKING:
-    from components.owners.jobs import Receipt
 
 HEADLINE = (
     "before/accuracy/mean",
@@ -339,44 +333,3 @@ def report_page(run: Run) -> Path:
             f" `{run.resume_command}`, or show a finished run (`fed-rlhf runs`)."
         )
     return page
-
-
-def delete_folder(
-    run: Run, confirm: Callable[[Path], None], told: Callable[[str, Receipt | str], None]
-) -> Path:
-    """Delete the folder of a run or a benchmark, and let owners with rows of their own forget it.
-
-    Args:
-        run: the run or the benchmark.
-        confirm: is called with the folder before it is deleted.
-        told: is called with each such owner, and its receipt or why there is none.
-
-    Raises:
-        RecipeError: it is outside of the folder of runs, a process works on it, or the run belongs to a
-            benchmark, which could not be resumed without it.
-    """
-    from tasks.owners import forget_run
-
-    folder = run.folder
-    root = runs_root().resolve()
-    if root not in folder.parents:
-        raise RecipeError(
-            f"{folder} is outside the folder of runs, {root}: only runs and benchmarks in it are deleted."
-            " Remove the folder yourself."
-        )
-    if run.is_in_benchmark:
-        raise RecipeError(
-            f"run '{run.id}' belongs to benchmark {folder.parent.name}, which could not be resumed without"
-            " it: delete the benchmark."
-        )
-    confirm(folder)
-    with lock(Run(folder.name, folder)):
-        for path in (folder, *folder.glob("*/")):
-            try:
-                answers = forget_run(Run(path.name, path))
-            except (UserError, DamagedFileError) as error:  # a run that cannot be read can be deleted
-                answers = {"": str(error)}
-            for owner, answer in answers.items():
-                told(owner, answer)
-        shutil.rmtree(folder)
-    return folder

@@ -1,13 +1,13 @@
-"""Numbers as the cells of tables."""
+"""Numbers as the cells of tables.
+
+NumPy, and what uses it, is imported where it is needed, since `fed-rlhf runs` does without it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from components.evaluation.judge_errors import is_better_than_chance, judge_counts
 from components.results import ContestFigures, WinRate
 
 MISSING = "-"
@@ -60,6 +60,8 @@ def rate_cells(one: ContestFigures, judges: Sequence[Mapping[str, float]], corre
 
     The judges' figures are of its seeds; `corrected` heads the rate without the judge's errors.
     """
+    from components.evaluation.judge_errors import is_better_than_chance, judge_counts
+
     right, pairs = judge_counts(judges)
     text = format_figure(one, "corrected")
     if pairs and not is_better_than_chance(right, pairs):
@@ -92,6 +94,8 @@ def format_counts(rate: WinRate) -> str:
 
 def format_mean(values: Sequence[float]) -> str:
     """Mean and sample standard deviation over seeds."""
+    import numpy as np
+
     digits = 0 if np.mean(values) >= 100 else 3
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"

@@ -46,7 +46,7 @@ TableRow = dict[str, Any]
 
 
 class TrackingError(UserError):
-    """The tracking store failed while a run logged to it."""
+    """The tracking store failed while a run logged to it, or was deleted from it."""
 
 
 class explained_failures(ContextDecorator):
@@ -54,6 +54,9 @@ class explained_failures(ContextDecorator):
 
     Calls that MLflow refuses by their arguments are left as they are.
     """
+
+    def __init__(self, next_step: str = "resume the run") -> None:
+        self.next_step = next_step  # what to do once the store works
 
     def __enter__(self) -> None:
         """Begin the block."""
@@ -72,9 +75,9 @@ class explained_failures(ContextDecorator):
             cause = earlier
         first_line = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         needed = "its server answers" if is_server() else "the file is there, and can be written"
-        advice = f"see that {needed}, and resume the run"
+        advice = f"see that {needed}, and {self.next_step}"
         if "schema" in first_line:
-            advice = "copy it, change it by `mlflow db upgrade`, and resume the run"
+            advice = f"copy it, change it by `mlflow db upgrade`, and {self.next_step}"
         raise TrackingError(
             f"MLflow's store {without_credentials(tracking_uri())} failed ({first_line}). What the run has"
             f" committed is kept: {advice}."

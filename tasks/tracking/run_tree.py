@@ -5,7 +5,7 @@ In a benchmark, an arm and seed has one run for all phases, a child of the bench
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from components.config import Recipe
 from components.config.loading import leaves
 from components.config.runtime import TrackingConfig
 from components.names import mlflow_key
+from components.paths import sqlite_file, tracking_uri, without_credentials
 from tasks.flow_runs import FlowRunLink
 from tasks.runs import PHASES, Run, git_commit, is_stop
 from tasks.tracking.client import (
@@ -170,3 +171,44 @@ def close_open_runs(run: Run, status: str) -> None:
         except MlflowException as error:  # a run that was deleted must not keep the others open
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
+
+
+@explained_failures("delete it again, or without --with-mlflow")
+def delete_tracked_runs(runs: Sequence[Run]) -> list[str]:
+    """Delete the MLflow runs of runs and benchmarks, phases included, as MLflow's UI does.
+
+    Returns:
+        sentences on how many were deleted, and on what stays.
+
+    Raises:
+        TrackingError: the store is not there, or fails.
+        RecipeError: a run.json is damaged.
+    """
+    from mlflow.exceptions import MlflowException
+
+    metadata = [run.metadata() for run in runs]
+    named = [(own.get("mlflow_run_id"), *own.get("mlflow_phases", {}).values()) for own in metadata]
+    run_ids = list(dict.fromkeys(run_id for ids in named for run_id in ids if run_id))
+    if not run_ids:
+        return ["it has no runs in MLflow"]
+    store = without_credentials(tracking_uri())
+    file = sqlite_file(tracking_uri())
+    if file is not None and not file.is_file():  # MLflow would create it
+        raise TrackingError(f"there is no MLflow store {store}: delete the run without --with-mlflow.")
+    client = mlflow_client()
+    versions = [one for run_id in run_ids for one in client.search_model_versions(f"run_id = '{run_id}'")]
+    missing = 0
+    for run_id in reversed(run_ids):  # parents last, so that none is left without its parent
+        try:
+            client.delete_run(run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            missing += 1
+    sentences = [f"deleted {len(run_ids) - missing} runs in MLflow; `mlflow gc` frees their space"]
+    if missing:
+        sentences.append(f"{missing} of its runs are not in MLflow's store {store}")
+    if versions:
+        names = ", ".join(f"{one.name} version {one.version}" for one in versions)
+        sentences.append(f"registered models stay: {names}")
+    return sentences

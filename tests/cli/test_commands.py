@@ -31,9 +31,11 @@ COMMANDS = [
     "check",
     "runs",
     "show",
+    "compare",
     "export",
     "judge",
     "delete",
+    "prune",
     "recipes",
     "methods",
     "benchmark",
@@ -127,6 +129,15 @@ def test_lists_of_runs_and_recipes_import_no_heavy_package(runs):
     assert "['show', 'nope'] 2" in output
     assert "['recipes'] 0" in output
     assert packages & (FRAMEWORKS | {"numpy", "networkx", "rich", "plotly"}) == set()
+
+
+@pytest.mark.pipeline
+def test_a_comparison_in_the_terminal_imports_no_framework_and_draws_nothing(runs):
+    create_run(load_recipe("debug"), runs / "debug-1")
+    create_run(load_recipe("debug", ["seed=3"]), runs / "debug-2")
+    packages, output = imported_packages("compare", "debug-1", "debug-2")
+    assert "seed" in output
+    assert packages & (FRAMEWORKS | {"plotly"}) == set()
 
 
 @pytest.mark.parametrize("command", ["run", "check"])

@@ -73,6 +73,16 @@ def test_a_benchmark_is_printed_with_the_documented_fields_and_their_types(tmp_p
         assert json_type(value) in fields[name].split(" or "), name
 
 
+def test_a_comparison_is_printed_with_the_documented_fields_and_their_types(tmp_path):
+    create_run(load_recipe("debug", ["seed=3"]), tmp_path / "debug-2")
+    fields = documented_fields("fed-rlhf compare --json")
+    for run, seed in zip(printed("compare", "debug-1", "debug-2"), (0, 3), strict=True):
+        assert list(run) == list(fields)
+        assert {name: json_type(value) for name, value in run.items()} == fields
+        assert run["keys"] == {"seed": seed}
+        assert run["metrics"] == {}
+
+
 def test_a_stage_of_a_check_has_the_documented_fields_and_a_total():
     stages = printed("check", "debug")["memory"]
     assert {stage["stage"] for stage in stages} == {"rounds", "alignment", "judge", "answers"}
