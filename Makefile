@@ -92,4 +92,4 @@ throughput: install  ## speed and memory of selector training at published shape
 
 clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist *.egg-info
-	find components flows tasks infra perf tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find components fed_rlhf flows tasks infra perf tests -name __pycache__ -type d -prune -exec rm -rf {} +
