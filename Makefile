@@ -41,8 +41,8 @@ test-long: install  ## all other tests: whole runs, every method, Ray, servers, 
 fix: install  ## write what `make lint` compares: formats, reference pages, tables of results; with LOSS_CURVES=1 the stored loss curves too
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/python docs/generate_reference.py
 	@$(BIN)/python -m docs.generate_results
+	@$(BIN)/python docs/generate_reference.py
 	@if [ -n "$(LOSS_CURVES)" ]; then $(BIN)/python -m tests.golden.test_loss_curves --update; fi
 
 lint: install  ## style, formatting, the direction of imports, types, and the documentation

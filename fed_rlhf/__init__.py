@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from components.data.sources import Source as Source
     from components.data.splits import assign_splits as assign_splits
     from components.data.splits import hold_out as hold_out
-    from components.evaluation.diagnostics import Diagnostic as Diagnostic
+    from components.evaluation.diagnostics.diagnostic import Diagnostic as Diagnostic
     from components.evaluation.judges.judge import Judge as Judge
     from components.evaluation.judges.judge import JudgeResources as JudgeResources
     from components.evaluation.judges.judge import JudgeSection as JudgeSection
@@ -96,7 +96,7 @@ PLACES = {
     "DataConfig": "components.config:DataConfig",
     "DataError": "components.data.records:DataError",
     "derive": "components.seeding:derive",
-    "Diagnostic": "components.evaluation.diagnostics:Diagnostic",
+    "Diagnostic": "components.evaluation.diagnostics.diagnostic:Diagnostic",
     "DpoObjective": "components.config:DpoObjective",
     "export_run": "tasks.export:export_run",
     "Federation": "components.federation.protocol:Federation",
