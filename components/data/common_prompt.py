@@ -22,6 +22,7 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u9fff\uff00-\uff65\U00020000-\U0003ffff]"
 )
 """A character of Thai, Lao, Burmese, Khmer, Chinese or Japanese, which have no white space between words."""
+LEAVE_OUT = "complete such rows, or leave them out (data.drop_invalid)"
 
 
 def with_common_prompt(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -39,16 +40,20 @@ def with_common_prompt(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     try:
         prompt, chosen, rejected = split_common_prompt(row["chosen"], row["rejected"])
     except ValueError as error:
-        there = f"there are: {column_names(row)}; 'data.columns={{prompt: ...}}' renames"
-        raise DataError(f"{where}: column 'prompt' is missing, and {error}; {there}") from None
+        raise DataError(f"{where}: {error}: {LEAVE_OUT}") from None
+    if not prompt.strip():
+        raise DataError(
+            f"{where}: column 'prompt' is missing, and chosen and rejected have no common beginning in its"
+            f" place; there are: {column_names(row)}; 'data.columns={{prompt: ...}}' renames"
+        )
     return {**row, "prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
 def split_common_prompt(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """The common beginning of two texts, and what remains of each.
+    """The common beginning of two texts, empty where there is none, and what remains of each.
 
     Raises:
-        ValueError: there is none, nothing remains, or an earlier turn than the last one differs.
+        ValueError: nothing remains, or an earlier turn than the last one differs.
     """
     marker = _dialogue_marker(chosen, rejected)
     if marker is not None:
@@ -56,10 +61,8 @@ def split_common_prompt(chosen: str, rejected: str) -> tuple[str, str, str]:
     else:
         end = _gap(chosen, rejected)
         prompt, *answers = chosen[:end], chosen[end:], rejected[end:]
-    if not prompt.strip():
-        raise ValueError("chosen and rejected have no common beginning in its place")
     if not all(answer.strip() for answer in answers):
-        raise ValueError("chosen or rejected has nothing after their common beginning, which is in its place")
+        raise ValueError("chosen or rejected has nothing after their common beginning, which is the prompt")
     return prompt, answers[0], answers[1]
 
 

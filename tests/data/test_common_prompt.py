@@ -42,6 +42,7 @@ HARMLESS = {
     "a part of a word": ("The sky is", " blue.", " blueish."),
     "one text begins the other": ("Q: Sure?\nA:", " yes", " yes indeed"),
     "other white space": ("What colour?", " Blue", "\nGreen"),
+    "an empty line": ("Why?", "\n\nSo.", "\n\nNo."),
     "indented code": ("def f(x):\n    if x:\n        return x", " + 1\n", " - 1\n"),
     "mathematics": ("Let $f(x) = x^2$. Then $f'(x) =", " 2x$", " 2$"),
     "a number": ("The value of pi is", " 3.141", " 3.142"),
@@ -88,14 +89,19 @@ def test_the_prompt_of_dialogues_ends_before_the_last_turn(text, prompt, answers
 
 
 TALK = "Human: a\n\nAssistant: "
+NO_BEGINNING = (
+    "column 'prompt' is missing, and chosen and rejected have no common beginning.*; there are: chosen"
+)
+NOTHING_AFTER = "chosen or rejected has nothing after their common beginning.* leave them out"
+OTHER_TURN = "differ before the assistant's last turn: .* leave them out"
 REFUSED = {
-    ("yes", "no"): "chosen and rejected have no common beginning",
-    ("Sure", "Surely"): "chosen and rejected have no common beginning",
-    (" a", " b"): "chosen and rejected have no common beginning",
-    ("Why? ", "Why? So."): "chosen or rejected has nothing after their common beginning",
-    (TALK, f"{TALK}b"): "chosen or rejected has nothing after their common beginning",
-    (f"{TALK}b\n\nHuman: c\n\nAssistant: d", f"{TALK}e"): "differ before the assistant's last turn",
-    (f"{TALK}b", "Human: c\n\nAssistant: d"): "differ before the assistant's last turn",
+    ("yes", "no"): NO_BEGINNING,
+    ("Sure", "Surely"): NO_BEGINNING,
+    (" a", " b"): NO_BEGINNING,
+    ("Why? ", "Why? So."): NOTHING_AFTER,
+    (TALK, f"{TALK}b"): NOTHING_AFTER,
+    (f"{TALK}b\n\nHuman: c\n\nAssistant: d", f"{TALK}e"): OTHER_TURN,
+    (f"{TALK}b", "Human: c\n\nAssistant: d"): OTHER_TURN,
 }
 
 
@@ -103,15 +109,14 @@ REFUSED = {
 def test_a_row_that_cannot_be_divided_is_refused_or_dropped_and_counted(pair, words, tmp_path):
     good = [{"chosen": f"Say {n}? Yes.", "rejected": f"Say {n}? No."} for n in range(9)]
     rows = [*good, dict(zip(("chosen", "rejected"), pair, strict=True))]
-    with pytest.raises(
-        DataError, match=f"row 10: column 'prompt' is missing, and .*{words}.*; there are: "
-    ) as error:
+    with pytest.raises(DataError, match=f"row 10: .*{words}") as error:
         read(tmp_path / "p.jsonl", rows)
     assert len(str(error.value).splitlines()) == 1
     found = read(tmp_path / "p.jsonl", rows, drop_invalid=0.1)
     assert len(found.pairs) == 9
     assert found.dropped["invalid row"] == 1
-    assert "row 10: column 'prompt' is missing, and" in found.warnings[-1]
+    assert "invalid rows: 1 (left out), the first: " in found.warnings[-1]
+    assert "row 10: " in found.warnings[-1]
 
 
 @pytest.mark.parametrize(
