@@ -41,8 +41,8 @@ test-long: install  ## all other tests: whole runs, every method, Ray, servers, 
 fix: install  ## write what `make lint` compares: formats, reference pages, tables of results; with LOSS_CURVES=1 the stored loss curves too
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/python docs/generate_reference.py
 	@$(BIN)/python -m docs.generate_results
+	@$(BIN)/python docs/generate_reference.py
 	@if [ -n "$(LOSS_CURVES)" ]; then $(BIN)/python -m tests.golden.test_loss_curves --update; fi
 
 lint: install  ## style, formatting, the direction of imports, types, and the documentation
@@ -92,4 +92,4 @@ throughput: install  ## speed and memory of selector training at published shape
 
 clean: down  ## remove .venv and the tools' caches; runs, data and databases stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache build dist *.egg-info
-	find components flows tasks infra perf tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find components fed_rlhf flows tasks infra perf tests -name __pycache__ -type d -prune -exec rm -rf {} +

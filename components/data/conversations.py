@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -30,6 +31,8 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of what the assistant thought before its content, as chat templates and servers name them."""
 COLUMN_SHARE = 0.9
 """Share of a column's values that must be messages where the column is one of messages."""
+NEARLY = 0.82
+"""Likeness of a column's name to 'prompt', such as 'promt' and 'prompts' have, and 'prompt_id' has not."""
 OR_TEXT = "where the column is text, set data.messages to 'text'"
 Row = Mapping[str, Any]
 Message = tuple[str, str]
@@ -60,11 +63,12 @@ class ConversationRow(RawRow):
 
 @dataclass(frozen=True)
 class MessageColumns:
-    """Which columns of a table hold messages as JSON text, and what was read of its rows."""
+    """Which columns of a table hold messages as JSON text, whether it has prompts, and what was read."""
 
     where: str  # the table, for messages
     names: Mapping[str, str]  # its columns, by TEXTS
     columns: frozenset[str]  # those of messages; the others are text, whatever it looks like
+    has_prompt: bool  # whether there is a column of prompts, or one whose name is nearly that
     unread: tuple[str, ...] = ()  # sentences on columns that are text, although messages are in them
 
     def lists(self, row: Row, where: str) -> Row:
@@ -95,12 +99,18 @@ class MessageColumns:
         """
         of_json = sum(read is not raw for raw, read in rows)
         of_system = sum(_has_system(read, self.names) for _, read in rows)
+        of_common = sum(_has_common_prompt(read, self.names) for _, read in rows)
         total = f"of {len(rows):,} rows"
         sentences = [*self.unread]
         if of_json:
             sentences.append(
                 f"{self.where}: in {of_json:,} {total} messages as JSON text were read as messages (columns"
                 f" {', '.join(sorted(self.columns))}; data.messages 'text' reads them as text)."
+            )
+        if of_common:
+            sentences.append(
+                f"{self.where}: the prompt of {of_common:,} pairs is the common beginning of chosen and"
+                " rejected, since they have none of their own."
             )
         if of_system:
             sentences.append(
@@ -129,8 +139,11 @@ def message_columns(
         DataError: one completion is messages as text, or the prompt, and another column is text.
     """
     names = {name: (renamed or {}).get(name, name) for name in TEXTS}
+    existing = {str(column).casefold() for column in set[str]().union(*rows)}
+    has_prompt = names["prompt"] != "prompt" or bool(get_close_matches("prompt", existing, cutoff=NEARLY))
     if mode != "auto":
-        return MessageColumns(where, names, frozenset(names.values() if mode == "messages" else ()))
+        read = frozenset(names.values() if mode == "messages" else ())
+        return MessageColumns(where, names, read, has_prompt)
     forms = {column: Counter(_form(row.get(column)) for row in rows) for column in names.values()}
     for own in forms.values():
         del own["blank"]
@@ -160,7 +173,7 @@ def message_columns(
                 f"{where}: column '{column}' is read as text, although {count:,} of its {own.total():,}"
                 " values are messages as JSON text (data.messages 'messages' reads them as messages)."
             )
-    return MessageColumns(where, names, frozenset(columns), tuple(unread))
+    return MessageColumns(where, names, frozenset(columns), has_prompt, tuple(unread))
 
 
 def _least(forms: Counter[str]) -> float:
@@ -181,6 +194,12 @@ def _form(value: Any) -> str:
     if messages is None:
         return "other"
     return "object" if messages == [JSON.raw_decode(text)[0]] else "text"
+
+
+def _has_common_prompt(row: Row, names: Mapping[str, str]) -> bool:
+    """Whether the prompt of a row that was read is what its completions begin with."""
+    is_list = isinstance(row.get(names["chosen"]), list)
+    return names["prompt"] not in row or (is_list and row[names["prompt"]] in (None, "", []))
 
 
 def _has_system(row: Row, names: Mapping[str, str]) -> bool:

@@ -10,9 +10,10 @@ import re
 from itertools import pairwise
 from typing import Literal, TypedDict
 
+SPEAKERS = ("Human:", "Assistant:")
 MARKERS = re.compile(r"\b(?:Human|Assistant):")
-_AFTER_EMPTY_LINE = re.compile(r"(?:\A\s*|\n[ \t]*\n[ \t]*)(Human|Assistant):")
-_AT_LINE_START = re.compile(r"(?:\A\s*|\n[ \t]*)(Human|Assistant):")
+AFTER_EMPTY_LINE = re.compile(r"(?:\A\s*|\n[ \t]*\n[ \t]*)(Human|Assistant):")
+AT_LINE_START = re.compile(r"(?:\A\s*|\n[ \t]*)(Human|Assistant):")
 
 
 class Turn(TypedDict):
@@ -28,9 +29,9 @@ def turn_marker(text: str) -> re.Pattern[str]:
     The latter only where the first gives no dialogue and the second one does: the text begins with a
     marker, the speakers alternate, and the last turn is the user's. Other markers are quotations.
     """
-    if _AFTER_EMPTY_LINE.search(text, 1) and _is_dialogue(_AFTER_EMPTY_LINE, text):
-        return _AFTER_EMPTY_LINE
-    return _AT_LINE_START if _is_dialogue(_AT_LINE_START, text) else _AFTER_EMPTY_LINE
+    if AFTER_EMPTY_LINE.search(text, 1) and _is_dialogue(AFTER_EMPTY_LINE, text):
+        return AFTER_EMPTY_LINE
+    return AT_LINE_START if _is_dialogue(AT_LINE_START, text) else AFTER_EMPTY_LINE
 
 
 def _is_dialogue(marker: re.Pattern[str], text: str) -> bool:

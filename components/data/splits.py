@@ -135,8 +135,10 @@ def with_groups(*tables: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def with_splits(pairs: Sequence[Pair], validation: float, test: float, seed: int) -> list[Pair]:
-    """Pairs with a split in each: its own, or one drawn by group, see assign."""
-    drawn = iter(assign((pair.split_group for pair in pairs if not pair.split), validation, test, seed))
+    """Pairs with a split in each: its own, or one drawn by group, see assign_splits."""
+    drawn = iter(
+        assign_splits((pair.split_group for pair in pairs if not pair.split), validation, test, seed)
+    )
     return [pair if pair.split else replace(pair, split=next(drawn)) for pair in pairs]
 
 
@@ -145,7 +147,7 @@ def position(seed: int, purpose: str, group: str) -> float:
     return derive(seed, purpose, group) / 2**63
 
 
-def assign(groups: Iterable[str], validation: float, test: float, seed: int) -> list[str]:
+def assign_splits(groups: Iterable[str], validation: float, test: float, seed: int) -> list[str]:
     """Assign each row to a split: about a share `test` of the distinct groups to 'test', and so on.
 
     Args:

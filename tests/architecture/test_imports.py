@@ -3,7 +3,7 @@
 import networkx as nx
 import pytest
 
-PACKAGES = ("components", "tasks", "flows", "infra", "perf")
+PACKAGES = ("fed_rlhf", "components", "tasks", "flows", "infra", "perf")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from components.data import sources
 from components.data.prepare import prepare
 from components.data.records import DataError, read_clients
 from components.data.same_text import same_text
-from components.data.splits import assign, sample
+from components.data.splits import assign_splits, sample
 from tests.support.sources import WHOLE, WHOLE_FILE, data_config, prepared_rows, write_jsonl
 
 
@@ -37,7 +37,7 @@ def mixture(*parts, **more):
 
 
 def split_of(prompt, data):
-    return assign([prompt], data.validation, data.test, 0)[0]
+    return assign_splits([prompt], data.validation, data.test, 0)[0]
 
 
 def test_each_source_is_a_client_with_its_own_domains_and_labels(tmp_path):

@@ -16,7 +16,7 @@ from components.data.prepare import assemble, prepare
 from components.data.records import DataError, Pair, read_clients, read_rows
 from components.data.same_text import same_text
 from components.data.splits import (
-    assign,
+    assign_splits,
     conversation_warning,
     grouped,
     one_spelling,
@@ -32,12 +32,12 @@ def own(fixtures):
 
 def test_a_prompts_split_is_a_function_of_seed_and_prompt_with_the_configured_shares():
     groups = [f"question {i}" for i in range(5000)]
-    splits = assign(groups, 0.1, 0.2, seed=1)
+    splits = assign_splits(groups, 0.1, 0.2, seed=1)
     counts = Counter(splits)
     assert abs(counts["test"] / 5000 - 0.2) < 0.02
     assert abs(counts["validation"] / 5000 - 0.1) < 0.02
-    assert assign(reversed(groups), 0.1, 0.2, seed=1) == splits[::-1]
-    assert assign(groups, 0.1, 0.2, seed=2) != splits
+    assert assign_splits(reversed(groups), 0.1, 0.2, seed=1) == splits[::-1]
+    assert assign_splits(groups, 0.1, 0.2, seed=2) != splits
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_prompt_of_one_spelling_is_split_by_the_hash_of_its_text(source, file,
     loaded = sources.load(data, 0)
     rows = [*loaded.pairs, *loaded.judge]
     assert len(rows) > 5
-    assert [r.split for r in rows] == assign([r.prompt for r in rows], data.validation, data.test, 0)
+    assert [r.split for r in rows] == assign_splits([r.prompt for r in rows], data.validation, data.test, 0)
     assert all(r.group == r.prompt for r in rows)
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 CODE = sorted(
     path
-    for folder in ("components", "tasks", "flows", "infra", "perf")
+    for folder in ("components", "fed_rlhf", "tasks", "flows", "infra", "perf")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".yaml")
 )

@@ -45,7 +45,7 @@ class Checkout:
         self.pipeline = folder / "data" / "pipeline"
         self.result = self.pipeline / "federation" / "result.json"
         ignored = shutil.ignore_patterns("__pycache__", "cache", "tmp")
-        for name in ("components", "flows", "infra", "mlflow", "tasks", ".dvc"):
+        for name in ("components", "fed_rlhf", "flows", "infra", "mlflow", "tasks", ".dvc"):
             shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         (folder / "data").mkdir()
         for name in FILES:

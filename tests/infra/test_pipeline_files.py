@@ -230,8 +230,8 @@ def deployments() -> dict[str, dict]:
 
 def flow_arguments(entrypoint: str) -> set[str]:
     """The arguments of a flow, read from its source."""
-    file, function = entrypoint.split(":")
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    module, function = re.fullmatch(r"(.+?)(?:\.py:|\.)(\w+)", entrypoint).groups()
+    tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     (node,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     return {argument.arg for argument in node.args.args}
 
@@ -507,7 +507,7 @@ def test_the_wheel_contains_every_package_recipe_benchmark_and_template():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     include = project["tool"]["setuptools"]["packages"]["find"]["include"]
     expected = set()
-    for top in ("components", "flows", "infra", "tasks"):
+    for top in ("components", "fed_rlhf", "flows", "infra", "tasks"):
         for file in (ROOT / top).rglob("*.py"):
             expected.add(".".join(file.parent.relative_to(ROOT).parts))
     assert set(find_packages(str(ROOT), include=include)) == expected, "each folder has an __init__.py"

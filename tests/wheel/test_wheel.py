@@ -25,7 +25,7 @@ KNOWN_LINES = re.compile(
     r"|evaluate: 3 contests judged in .*, \d wins, \d ties, \d losses against the base policy"
 )
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-SOURCES = ("components", "flows", "infra", "tasks")
+SOURCES = ("components", "fed_rlhf", "flows", "infra", "tasks")
 
 
 class InstalledWheel:
@@ -81,7 +81,8 @@ def wheel(tmp_path_factory):
 
 
 def test_commands_use_the_installed_packages_and_the_script_has_all_recipes(wheel, tmp_path):
-    code = "import flows.cli, components; print(flows.cli.__file__, components.__file__, sep='\\n')"
+    modules = ("components", "fed_rlhf", "flows.cli")
+    code = f"import {', '.join(modules)}; print({'.__file__, '.join(modules)}.__file__, sep='\\n')"
     paths = wheel.run([sys.executable, "-c", code], tmp_path).stdout.splitlines()
     assert all(Path(path).is_relative_to(wheel.packages) for path in paths)
     (metadata,) = wheel.packages.glob("fed_rlhf-*.dist-info")

@@ -26,7 +26,7 @@ from components.config import DataConfig
 from components.data.records import DataError, Pair, Prompt, SourceData
 from components.data.same_text import same_text
 from components.data.sources.source import Source
-from components.data.splits import assign
+from components.data.splits import assign_splits
 from components.seeding import generator
 
 
@@ -88,7 +88,7 @@ class Chitchat(Source):
         self, replies: Sequence[ChitchatReply], data: DataConfig, seed: int
     ) -> dict[str, list[Pair]]:
         conversations = sorted({reply.conversation for reply in replies})
-        splits = assign(conversations, data.validation, data.test, seed)
+        splits = assign_splits(conversations, data.validation, data.test, seed)
         split = dict(zip(conversations, splits, strict=True))
         by_person: dict[str, list[ChitchatReply]] = defaultdict(list)
         for reply in replies:

@@ -1,10 +1,11 @@
 """Sources `jsonl`, `parquet` and `csv`: the user's own preference pairs from a file or a folder.
 
-Three columns are required: prompt, chosen, rejected. They are texts, or lists of messages as in TRL's
-conversational data sets, see `conversations`; then the prompt may be left out. Optional ones are
-client_id (owner), domain, group (rows that must stay with one client and in one split), split (train,
-validation or test) and margin (a number), and a column of text of any name, if data.column names it.
-Owners and the like may be whole numbers, which are read as text. data.columns renames columns.
+Three columns are read as texts, or as lists of messages as in TRL's conversational data sets, see
+`conversations`: prompt, chosen, rejected. In a file without the column prompt, the prompt is what chosen
+and rejected begin with, see `common_prompt`. Optional columns are client_id (owner), domain, group (rows that
+must stay with one client and in one split), split (train, validation or test) and margin (a number), and
+a column of text of any name, if data.column names it. Owners and the like may be whole numbers, which
+are read as text. data.columns renames columns.
 
 In a folder whose files, subfolders or saved data sets have the names of splits, such as
 train-00000-of-00002.parquet, these are the splits.
@@ -22,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, create_model
 
 from components.config import DataConfig, unknown_name
+from components.data.common_prompt import with_common_prompt
 from components.data.conversations import ConversationRow, MessageColumns, Row, message_columns
 from components.data.raw import AS_TEXT, Key, Label, NeededText, if_null
 from components.data.records import TEXTS, DataError, Pair, SourceData
@@ -263,7 +265,7 @@ def _read_rows(
         where = f"{path}, row {number}"
         try:
             lists = messages.lists(raw, where)
-            pair = _read_pair(lists, row, data, where, split)
+            pair = _read_pair(lists, row, data, where, split, messages.has_prompt)
         except DataError as error:
             if not data.drop_invalid:
                 raise
@@ -285,12 +287,15 @@ def _read_rows(
     return FileRows(pairs, invalid, messages, read)
 
 
-def _read_pair(raw: Row, row: type[OwnRow], data: DataConfig, where: str, split: str) -> Pair:
+def _read_pair(
+    raw: Row, row: type[OwnRow], data: DataConfig, where: str, split: str, has_prompt: bool
+) -> Pair:
     missing = next((own for own in data.columns.values() if own not in raw), None)
     if missing is not None:
         hint = unknown_name("data.columns: the column", missing, raw)
         raise DataError(f"{where}: column '{missing}' is missing; {hint}")
-    values = row.read_one({**raw, **{name: raw[own] for name, own in data.columns.items()}}, where)
+    renamed: Row = {**raw, **{name: raw[own] for name, own in data.columns.items()}}
+    values = row.read_one(renamed if has_prompt else with_common_prompt(renamed, where), where)
     pair = Pair(**values.model_dump() | {"group": values.group or None})
     if split and pair.split not in ("", split):
         raise DataError(

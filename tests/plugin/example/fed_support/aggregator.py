@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from components.federation.aggregators import Sum, SumAggregator
-
-if TYPE_CHECKING:
-    from components.models.store import Adapter
+from fed_rlhf import Adapter, Sum, SumAggregator
 
 
 class ServerStep(SumAggregator):

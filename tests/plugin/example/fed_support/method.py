@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from components.config import DpoObjective
-from components.federation.aggregators import AnyAggregator
-from components.federation.local import Local
-from components.federation.method import AveragingMethod
+from fed_rlhf import AnyAggregator, AveragingMethod, DpoObjective, Local
 from fed_support.aggregator import ServerStep
 
 

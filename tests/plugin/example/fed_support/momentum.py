@@ -11,13 +11,19 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from components.config import DpoObjective, FederationConfig
-from components.federation import aggregation
-from components.federation.local import Local
-from components.federation.method import Method
-from components.federation.protocol import Job, Memory, Update
-from components.federation.server import Server, State
-from components.federation.step_answers import Weights
+from fed_rlhf import (
+    DpoObjective,
+    FederationConfig,
+    Job,
+    Local,
+    Memory,
+    Method,
+    Server,
+    State,
+    Update,
+    Weights,
+    step_metrics,
+)
 
 
 class VelocityMemory(Memory):
@@ -48,6 +54,6 @@ class FedDpoMomentum(Method):
             previous = server.store.get(state.memory.velocity)
             velocity = {name: self.beta * previous[name] + velocity[name] for name in before}
         new = {name: before[name] + velocity[name] for name in before}
-        metrics = aggregation.step_metrics(new, before)
+        metrics = step_metrics(new, before)
         memory = VelocityMemory(velocity=server.store.put(velocity))
         return state.end_round({self.trained_model: server.store.put(new)}, metrics, memory)

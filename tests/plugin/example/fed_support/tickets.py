@@ -7,11 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from components.config import DataConfig
-from components.data.records import Pair, SourceData
-from components.data.sources.source import PairSource
-from components.data.splits import assign, hold_out
-from components.seeding import generator
+from fed_rlhf import DataConfig, Pair, PairSource, SourceData, assign_splits, generator, hold_out
 
 POLITE = "Sorry about that. We have looked into order {n} and will write to you today."
 SHORT = "We will look into order {n}."
@@ -27,7 +23,7 @@ class Tickets(PairSource):
     def load(self, data: DataConfig, seed: int) -> SourceData:
         """Pairs with splits; a share of them is reserved for the judge and the server."""
         pairs = [self.make_pair(n, seed) for n in range(1000, 1240)]
-        splits = assign((pair.split_group for pair in pairs), data.validation, data.test, seed)
+        splits = assign_splits((pair.split_group for pair in pairs), data.validation, data.test, seed)
         pairs = [replace(pair, split=split) for pair, split in zip(pairs, splits, strict=True)]
         return hold_out(pairs, "tickets", self.shares, seed, dropped={})
 

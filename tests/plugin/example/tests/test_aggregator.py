@@ -1,6 +1,6 @@
 import torch
 
-from components.federation.aggregators import Sum
+from fed_rlhf import Sum
 from fed_support.aggregator import ServerStep
 
 

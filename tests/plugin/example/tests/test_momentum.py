@@ -1,11 +1,6 @@
 import torch
 
-from components.federation.aggregators import Sum
-from components.federation.protocol import Client, Federation
-from components.federation.server import Server
-from components.federation.step_answers import StepAnswers
-from components.models.store import AdapterStore
-from components.recipes import load_recipe
+from fed_rlhf import AdapterStore, Client, Federation, Server, StepAnswers, Sum, load_recipe
 from fed_support.momentum import FedDpoMomentum
 
 
