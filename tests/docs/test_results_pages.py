@@ -210,9 +210,7 @@ def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_pat
     path = tmp_path / "reasoning.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for line in lines:
-        line["metrics"]["after/accuracy/margin"] = (
-            1.0 if line["arm"] == "FedAvg" else 0.5 + line["seed"] / 100
-        )
+        line["metrics"]["after/reward_margin"] = 1.0 if line["arm"] == "FedAvg" else 0.5 + line["seed"] / 100
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     text = methods(Results(tmp_path), [])
     assert "| benchmark | method | seeds | common taste | own taste |\n" in text

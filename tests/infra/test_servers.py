@@ -11,6 +11,7 @@ import sys
 import time
 from types import SimpleNamespace
 from unittest.mock import MagicMock
+from uuid import NAMESPACE_DNS, uuid5
 
 import psutil
 import pytest
@@ -368,7 +369,7 @@ def test_schedules_that_the_file_no_longer_has_are_removed_and_those_of_users_st
 
     def deployed(name, *slugs):
         schedules = [SimpleNamespace(id=f"{slug} of {name}", slug=slug) for slug in slugs]
-        return SimpleNamespace(id=name, name=name, schedules=schedules)
+        return SimpleNamespace(id=uuid5(NAMESPACE_DNS, name), name=name, schedules=schedules)
 
     client = MagicMock()
     client.__enter__.return_value = client
@@ -382,12 +383,18 @@ def test_schedules_that_the_file_no_longer_has_are_removed_and_those_of_users_st
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda **_: client)
     servers.update_schedules("http://127.0.0.1:1/api")
     removed = [call.args for call in client.delete_deployment_schedule.call_args_list]
-    assert removed == [("qa", f"{mine} of qa"), ("renamed", f"{mine} of renamed")]
+    ids = {one.name: one.id for one in client.read_deployments.return_value}
+    assert removed == [(ids[name], f"{mine} of {name}") for name in ("qa", "renamed")]
     assert "the schedule of qa" in capsys.readouterr().out
     assert not client.update_deployment_schedule.called
+    missed, by_hand = (
+        SimpleNamespace(id=name, auto_scheduled=name == "missed") for name in ("missed", "own")
+    )
+    client.read_flow_runs.return_value = [missed, by_hand]
     servers.update_schedules("http://127.0.0.1:1/api", are_active=False)
     (paused,) = client.update_deployment_schedule.call_args_list
-    assert (paused.args, paused.kwargs) == (("nightly", f"{mine} of nightly"), {"active": False})
+    assert (paused.args, paused.kwargs) == ((ids["nightly"], f"{mine} of nightly"), {"active": False})
+    client.delete_flow_run.assert_called_once_with(missed.id)
 
 
 def test_the_port_of_prefects_server_is_that_of_prefect_toml(tmp_path, monkeypatch):
