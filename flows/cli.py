@@ -9,6 +9,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -473,7 +474,8 @@ def prune(
     from tasks.run_table import runs_table
     from tasks.runs import Run
 
-    idle, working = find_older(parse_age(older_than))
+    end = datetime.now(UTC) - parse_age(older_than)
+    idle, working = find_older(end)
     if working:
         print(f"running, and not deleted: {', '.join(status.run for status in working)}")
     if not idle:
@@ -490,8 +492,8 @@ def prune(
     for status in idle:
         run = Run(status.run, status.folder)
         try:
-            print("\n".join(delete_folder(run, lambda _: None, _print_receipt, with_mlflow)))
-        except RecipeError as error:  # such as a process that works on it by now
+            print("\n".join(delete_folder(run, lambda _: None, _print_receipt, with_mlflow, end)))
+        except (RecipeError, OSError) as error:  # such as a process that works on it by now
             print(f"not deleted: {error}", file=sys.stderr)
             exit_code = FAILED
     return exit_code

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from components.config import UserError
 from components.config.loading import leaves, read_yaml
 from components.evaluation.charts import Point
@@ -82,7 +84,10 @@ def _rounds(run: Run) -> tuple[list[RoundEvaluation], list[StepRecord]]:
         result = run.federation_result()
         return result.evaluations, result.records
     commits = [read_json(path) for path in sorted((run.federation / "commits").glob("[0-9]*.json"))]
-    records = [StepRecord.model_validate(one["record"]) for one in commits if one["record"] is not None]
+    try:
+        records = [StepRecord.model_validate(one["record"]) for one in commits if one["record"] is not None]
+    except (KeyError, ValidationError):
+        raise UserError(f"the commits of run {run.id} are of another version of the project.") from None
     return [RoundEvaluation.read(path) for path in sorted(run.federation.glob("evaluation-*.json"))], records
 
 

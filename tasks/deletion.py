@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ def delete_folder(
     confirm: Callable[[Path], None],
     told: Callable[[str, Receipt | str], None],
     with_mlflow: bool = False,
+    written_before: datetime | None = None,
 ) -> list[str]:
     """Delete the folder of a run or a benchmark, and let owners with rows of their own forget it.
 
@@ -35,13 +36,14 @@ def delete_folder(
         confirm: is called with the folder before it is deleted.
         told: is called with each such owner, and its receipt or why there is none.
         with_mlflow: whether to delete its runs in MLflow too, before the folder.
+        written_before: refuse a run that was written to since then.
 
     Returns:
         sentences on what was deleted.
 
     Raises:
-        RecipeError: it is outside of the folder of runs, a process works on it, or the run belongs to a
-            benchmark, which could not be resumed without it.
+        RecipeError: it is outside of the folder of runs, a process works on it or has written to it, or the
+            run belongs to a benchmark, which could not be resumed without it.
         TrackingError: MLflow's store cannot be reached; nothing is deleted.
     """
     from tasks.owners import forget_run
@@ -62,6 +64,8 @@ def delete_folder(
     with lock(Run(folder.name, folder)):
         for one in filter(is_locked, benchmark_runs(run)):
             raise RecipeError(f"another process works on run {one.id}: wait for it, or stop it.")
+        if written_before is not None and run_status(run).written >= written_before:
+            raise RecipeError(f"run {run.id} was written to meanwhile.")
         sentences = _delete_from_mlflow(run) if with_mlflow else []
         for path in (folder, *folder.glob("*/")):
             try:
@@ -95,14 +99,13 @@ def parse_age(text: str) -> timedelta:
     return timedelta(**{UNITS[match[2]]: int(match[1])})
 
 
-def find_older(age: timedelta) -> tuple[list[RunStatus], list[RunStatus]]:
-    """Runs outside of benchmarks, and benchmarks, whose last write is older than an age.
+def find_older(end: datetime) -> tuple[list[RunStatus], list[RunStatus]]:
+    """Runs outside of benchmarks, and benchmarks, whose last write is before a moment.
 
     Returns:
         those that can be deleted, and those that a process works on.
     """
     root = runs_root().resolve()
-    end = datetime.now(UTC) - age
     idle: list[RunStatus] = []
     working: list[RunStatus] = []
     for run in list_runs_and_benchmarks():

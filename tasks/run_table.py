@@ -186,10 +186,12 @@ def run_details(run: Run) -> RunDetails:
 
 
 def file_statuses(folder: Path) -> list[os.stat_result]:
-    """The status of each file of a folder; files that a running process removes meanwhile are skipped."""
+    """The status of each file of a folder but locks; files that a process removes meanwhile are skipped."""
     statuses = []
     for place, _, names in os.walk(folder):  # a third of the time of rglob
         for name in names:
+            if name == ".lock":  # which is opened for writing without any work
+                continue
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(os.path.join(place, name))
                 if stat.S_ISREG(status.st_mode):

@@ -22,6 +22,8 @@ UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3000-\u9fff\uff00-\uff65\U00020000-\U0003ffff]"
 )
 """A character of Thai, Lao, Burmese, Khmer, Chinese or Japanese, which have no white space between words."""
+JOINED = re.compile("\u200d.|.[\u200c\u200d]|[\U0001f1e6-\U0001f1ff]{2}", re.DOTALL)
+"""Two characters of one sign: at a joiner, or the letters of a flag."""
 LEAVE_OUT = "complete such rows, or leave them out (data.drop_invalid)"
 
 
@@ -37,6 +39,9 @@ def with_common_prompt(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return row  # what is missing is reported
     if not (isinstance(row["chosen"], str) and isinstance(row["rejected"], str)):
         return {"prompt": "", **row}
+    for column in ("chosen", "rejected"):
+        if not row[column].strip():
+            raise DataError(f"{where}: column '{column}' is empty: {LEAVE_OUT}")
     try:
         prompt, chosen, rejected = split_common_prompt(row["chosen"], row["rejected"])
     except ValueError as error:
@@ -96,9 +101,16 @@ def _gap(chosen: str, rejected: str) -> int:
             return end
     for end in ends:
         following = chosen[end : end + 1], rejected[end : end + 1]
-        if not (_is_word(chosen[end - 1]) and any(map(_is_word, following))):
+        is_inside = _is_word(chosen[end - 1]) and any(map(_is_word, following))
+        if not is_inside and not any(_is_joined(chosen[end - 1], character) for character in following):
             return end
     return 0
+
+
+def _is_joined(character: str, following: str) -> bool:
+    """Whether two characters are parts of one sign: with a mark or a modifier, a joiner, or of a flag."""
+    is_modifier = following != "" and category(following) in ("Mn", "Mc", "Me", "Sk")
+    return is_modifier or bool(JOINED.fullmatch(character + following))
 
 
 def _common_length(chosen: str, rejected: str) -> int:

@@ -31,6 +31,8 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of what the assistant thought before its content, as chat templates and servers name them."""
 COLUMN_SHARE = 0.9
 """Share of a column's values that must be messages where the column is one of messages."""
+PROMPTS = frozenset({"question", "instruction", "input", "query"})
+"""Names that columns of prompts have in other data sets."""
 NEARLY = 0.82
 """Likeness of a column's name to 'prompt', such as 'promt' and 'prompts' have, and 'prompt_id' has not."""
 OR_TEXT = "where the column is text, set data.messages to 'text'"
@@ -68,7 +70,7 @@ class MessageColumns:
     where: str  # the table, for messages
     names: Mapping[str, str]  # its columns, by TEXTS
     columns: frozenset[str]  # those of messages; the others are text, whatever it looks like
-    has_prompt: bool  # whether there is a column of prompts, or one whose name is nearly that
+    has_prompt: bool  # whether there is a column of prompts, or one that may be meant
     unread: tuple[str, ...] = ()  # sentences on columns that are text, although messages are in them
 
     def lists(self, row: Row, where: str) -> Row:
@@ -140,7 +142,7 @@ def message_columns(
     """
     names = {name: (renamed or {}).get(name, name) for name in TEXTS}
     existing = {str(column).casefold() for column in set[str]().union(*rows)}
-    has_prompt = names["prompt"] != "prompt" or bool(get_close_matches("prompt", existing, cutoff=NEARLY))
+    has_prompt = names["prompt"] != "prompt" or any(map(_may_be_prompt, existing))
     if mode != "auto":
         read = frozenset(names.values() if mode == "messages" else ())
         return MessageColumns(where, names, read, has_prompt)
@@ -174,6 +176,11 @@ def message_columns(
                 " values are messages as JSON text (data.messages 'messages' reads them as messages)."
             )
     return MessageColumns(where, names, frozenset(columns), has_prompt, tuple(unread))
+
+
+def _may_be_prompt(column: str) -> bool:
+    is_named = "prompt" in column and not column.endswith("id")
+    return column in PROMPTS or is_named or bool(get_close_matches("prompt", [column], cutoff=NEARLY))
 
 
 def _least(forms: Counter[str]) -> float:

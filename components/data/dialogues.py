@@ -12,7 +12,7 @@ from typing import Literal, TypedDict
 
 SPEAKERS = ("Human:", "Assistant:")
 MARKERS = re.compile(r"\b(?:Human|Assistant):")
-AFTER_EMPTY_LINE = re.compile(r"(?:\A\s*|\n[ \t]*\n[ \t]*)(Human|Assistant):")
+AFTER_EMPTY_LINE = re.compile(r"(?:\A\s*|\n[ \t]*\r?\n[ \t]*)(Human|Assistant):")
 AT_LINE_START = re.compile(r"(?:\A\s*|\n[ \t]*)(Human|Assistant):")
 
 

@@ -56,7 +56,8 @@ def comparison_tables(runs: Sequence[ComparedRun]) -> list[Table]:
     notes = [] if any(run.keys for run in runs) else ["The recipes have equal keys."]
     for number, run in zip(numbers, runs, strict=True):
         if not run.metrics:
-            notes.append(f"Run {number} has no figures yet, it is {run.state}.")
+            yet = "that this version reads" if run.state == "finished" else "yet"
+            notes.append(f"Run {number} has no figures {yet}, it is {run.state}.")
         elif run.state != "finished":
             notes.append(f"Run {number} has the figures that were measured so far, it is {run.state}.")
     listed = [[number, run.run, run.state] for number, run in zip(numbers, runs, strict=True)]

@@ -173,19 +173,29 @@ def close_open_runs(run: Run, status: str) -> None:
                 raise
 
 
+def _experiment_of(client: MlflowClient, run_id: str) -> str | None:
+    """The experiment of an MLflow run; None where the store has no such run."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(client.get_run(run_id).info.experiment_id)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+
+
 @explained_failures("delete it again, or without --with-mlflow")
 def delete_tracked_runs(runs: Sequence[Run]) -> list[str]:
-    """Delete the MLflow runs of runs and benchmarks, phases included, as MLflow's UI does.
+    """Delete the MLflow runs of runs and benchmarks, phases included, and their models, as MLflow's UI does.
 
     Returns:
         sentences on how many were deleted, and on what stays.
 
     Raises:
-        TrackingError: the store is not there, or fails.
+        TrackingError: the store is not there, has none of the runs, or fails.
         RecipeError: a run.json is damaged.
     """
-    from mlflow.exceptions import MlflowException
-
     metadata = [run.metadata() for run in runs]
     named = [(own.get("mlflow_run_id"), *own.get("mlflow_phases", {}).values()) for own in metadata]
     run_ids = list(dict.fromkeys(run_id for ids in named for run_id in ids if run_id))
@@ -197,16 +207,17 @@ def delete_tracked_runs(runs: Sequence[Run]) -> list[str]:
         raise TrackingError(f"there is no MLflow store {store}: delete the run without --with-mlflow.")
     client = mlflow_client()
     versions = [one for run_id in run_ids for one in client.search_model_versions(f"run_id = '{run_id}'")]
-    missing = 0
-    for run_id in reversed(run_ids):  # parents last, so that none is left without its parent
-        try:
-            client.delete_run(run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
-            missing += 1
-    sentences = [f"deleted {len(run_ids) - missing} runs in MLflow; `mlflow gc` frees their space"]
-    if missing:
+    registered = {version.source for version in versions}
+    experiments = {run_id: experiment for run_id in run_ids if (experiment := _experiment_of(client, run_id))}
+    if not experiments:
+        raise TrackingError(f"none of its runs is in MLflow's store {store}: name their store")
+    for run_id, experiment in reversed(experiments.items()):  # parents last, so that none lacks its parent
+        for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}'"):
+            if f"models:/{model.model_id}" not in registered:
+                client.delete_logged_model(model.model_id)
+        client.delete_run(run_id)
+    sentences = [f"deleted {len(experiments)} runs in MLflow; `mlflow gc` frees their space"]
+    if missing := len(run_ids) - len(experiments):
         sentences.append(f"{missing} of its runs are not in MLflow's store {store}")
     if versions:
         names = ", ".join(f"{one.name} version {one.version}" for one in versions)

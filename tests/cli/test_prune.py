@@ -1,6 +1,7 @@
 """`fed-rlhf prune` on folders of runs."""
 
 import os
+import shutil
 import time
 from datetime import timedelta
 
@@ -99,6 +100,35 @@ def test_a_run_that_starts_after_the_question_stays_and_the_others_are_deleted(r
     assert result.exit_code == 1
     assert "not deleted: another process works on run old-1" in result.stderr
     assert names(runs) == ["new-1", "old-1"]
+
+
+def test_a_run_that_is_resumed_and_ends_before_the_answer_stays(runs, monkeypatch):
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: (runs / "old-1" / "report.done").touch())
+    result = fed_rlhf("prune", "--older-than", "9d")
+    assert result.exit_code == 1
+    assert "not deleted: run old-1 was written to meanwhile" in result.stderr
+    assert names(runs) == ["new-1", "old-1"]
+
+
+def test_a_lock_alone_does_not_make_a_run_newer(runs):
+    with lock(Run("old-1", runs / "old-1")):
+        pass
+    fed_rlhf("prune", "--older-than", "9d", "--yes")
+    assert names(runs) == ["new-1"]
+
+
+def test_one_that_cannot_be_deleted_does_not_keep_the_others(runs, monkeypatch):
+    def fail(folder):
+        if folder.name == "nightly-1":
+            raise PermissionError(f"not permitted: {folder.name}")
+        delete(folder)
+
+    delete = shutil.rmtree
+    monkeypatch.setattr("tasks.deletion.shutil.rmtree", fail)
+    result = fed_rlhf("prune", "--older-than", "9d", "--yes")
+    assert result.exit_code == 1
+    assert "not deleted: not permitted: nightly-1" in result.stderr
+    assert names(runs) == ["new-1", "nightly-1"]
 
 
 def test_a_link_to_a_folder_elsewhere_is_not_pruned(runs, tmp_path):

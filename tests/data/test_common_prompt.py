@@ -56,6 +56,10 @@ HARMLESS = {
     "arabic": ("ما لون السماء؟", " أزرق", " أخضر"),
     "hindi": ("आकाश का रंग क्या है?", " नीला", " नीली"),
     "korean": ("하늘은 무슨 색?", " 파란색", " 초록색"),
+    "shades of a sign": ("ok?", "👍🏽", "👍🏿"),
+    "a family": ("who?", "👩\u200d👧", "👩\u200d👦"),
+    "flags": ("where?", "🇩🇪", "🇩🇰"),
+    "a struck sign": ("so?", "=\u0338", "="),
     "a quoted marker": ('Who says "Assistant: yes"?', " Nobody.", " Somebody."),
     "a biology book": ("Human: 46 chromosomes. Chimpanzee:", " 48.", " 46."),
 }
@@ -68,6 +72,11 @@ def test_prompt_and_completion_together_are_the_text(expected):
 
 
 DIALOGUES = {
+    "lines of another system": (
+        "Be kind.\r\n\r\nHuman: Hi?\r\n\r\nAssistant: I am{}",
+        "Be kind.\r\n\r\nHuman: Hi?",
+        ("I am a", "I am b"),
+    ),
     "an answer's common words are its own": (
         "\n\nHuman: Hi?\n\nAssistant: I am{}",
         "Human: Hi?",
@@ -94,6 +103,7 @@ NO_BEGINNING = (
 )
 NOTHING_AFTER = "chosen or rejected has nothing after their common beginning.* leave them out"
 OTHER_TURN = "differ before the assistant's last turn: .* leave them out"
+NAMES_OF_PROMPTS = ("question", "Instruction", "input", "query", "prompt_text", "user_prompt")
 REFUSED = {
     ("yes", "no"): NO_BEGINNING,
     ("Sure", "Surely"): NO_BEGINNING,
@@ -124,6 +134,7 @@ def test_a_row_that_cannot_be_divided_is_refused_or_dropped_and_counted(pair, wo
     [
         ({"promt": "p"}, {}, r"'prompt' is missing; .* did you mean 'promt'\?"),
         ({"Prompt": "p"}, {}, "'prompt' is missing; there are: Prompt"),
+        *(({name: "p"}, {}, "'prompt' is missing; there are: .*renames") for name in NAMES_OF_PROMPTS),
         ({}, {"columns": {"prompt": "question"}}, "column 'question' is missing"),
     ],
 )
@@ -149,7 +160,7 @@ def test_one_decision_holds_for_all_splits_of_a_folder(tmp_path):
         load(data_config(source="jsonl", path=str(tmp_path), options=WHOLE_FILE), 0)
 
 
-@pytest.mark.parametrize("column", ["prompt_id", "question"])
+@pytest.mark.parametrize("column", ["prompt_id", "source"])
 def test_other_columns_may_be_in_the_file_and_completions_may_be_renamed(column, tmp_path):
     row = {column: "7", "better": "Say it? Yes.", "rejected": "Say it? No.", "client_id": "ada"}
     found = read(tmp_path / "p.jsonl", [row], columns={"chosen": "better"})

@@ -230,7 +230,7 @@ def deployments() -> dict[str, dict]:
 
 def flow_arguments(entrypoint: str) -> set[str]:
     """The arguments of a flow, read from its source."""
-    module, function = re.fullmatch(r"(.+?)(?:\.py:|\.)(\w+)", entrypoint).groups()
+    module, function = re.fullmatch(r"(.+?)(?:\.py)?:(\w+)", entrypoint).groups()
     tree = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
     (node,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     return {argument.arg for argument in node.args.args}

@@ -8,7 +8,7 @@ from components.recipes import load_recipe
 from infra.servers import free_port
 from tasks.runs import Run, create_run
 from tasks.tracking.client import mlflow_client
-from tests.support.command_line import fed_rlhf
+from tests.support.command_line import fed_rlhf, refusal
 
 
 @pytest.fixture
@@ -79,6 +79,25 @@ def test_registered_models_stay_and_are_named(logged, client, tmp_path):
     result = fed_rlhf("delete", "debug-1", "--yes", "--with-mlflow")
     assert "registered models stay: policy version 1\n" in result.stdout
     assert client.get_model_version("policy", "1").run_id == logged[1][2]
+
+
+def test_models_of_the_run_are_deleted_too_but_registered_ones(logged, client):
+    _, ids = logged
+    experiment = client.get_run(ids[0]).info.experiment_id
+    models = [client.create_logged_model(experiment, source_run_id=run_id).model_id for run_id in ids[1:]]
+    client.create_registered_model("policy")
+    client.create_model_version("policy", f"models:/{models[0]}", run_id=ids[1], model_id=models[0])
+    fed_rlhf("delete", "debug-1", "--yes", "--with-mlflow")
+    assert [one.model_id for one in client.search_logged_models([experiment])] == models[:1]
+
+
+def test_nothing_is_deleted_where_the_store_has_none_of_the_runs(logged):
+    run, _ = logged
+    run.update_metadata(mlflow_run_id="0" * 32, mlflow_phases={"prepare": "1" * 32})
+    assert "none of its runs is in MLflow's store sqlite:" in refusal(
+        "delete", "debug-1", "--yes", "--with-mlflow"
+    )
+    assert run.folder.is_dir()
 
 
 def test_a_run_that_mlflow_does_not_have_is_counted_and_the_others_are_deleted(logged, client):
