@@ -122,6 +122,14 @@ def prepared(tmp_path_factory) -> Path:
     return write_prepared(tmp_path_factory.mktemp("prepared"))
 
 
+@pytest.fixture
+def runs(tmp_path, monkeypatch) -> Path:
+    """The folder of runs, of the test's own; it does not exist yet."""
+    folder: Path = tmp_path / "runs"
+    monkeypatch.setenv("FED_RLHF_RUNS", str(folder))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def session_folder(tmp_path_factory) -> Path:
     """A folder that all workers of this session share."""

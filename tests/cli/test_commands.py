@@ -48,10 +48,9 @@ COMMANDS = [
 
 
 @pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    """An empty folder of runs."""
-    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
+def runs(runs):
+    """For all tests here."""
+    return runs
 
 
 def imported_packages(*arguments, code=START, **variables):

@@ -14,17 +14,15 @@ from tests.support.command_line import fed_rlhf, refusal
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
+def runs(runs):
     """Folder of runs: an old run, an old benchmark, and a run of now."""
-    root = tmp_path / "runs"
-    monkeypatch.setenv("FED_RLHF_RUNS", str(root))
-    create_run(load_recipe("debug"), root / "old-1")
-    create_run(load_recipe("debug"), root / "nightly-1" / "one-seed-0")
-    (root / "nightly-1" / "benchmark.yaml").write_text("recipe: debug\n")
+    create_run(load_recipe("debug"), runs / "old-1")
+    create_run(load_recipe("debug"), runs / "nightly-1" / "one-seed-0")
+    (runs / "nightly-1" / "benchmark.yaml").write_text("recipe: debug\n")
     for name in ("old-1", "nightly-1"):
-        make_old(root / name, days=10)
-    create_run(load_recipe("debug"), root / "new-1")
-    return root
+        make_old(runs / name, days=10)
+    create_run(load_recipe("debug"), runs / "new-1")
+    return runs
 
 
 def make_old(folder, days):

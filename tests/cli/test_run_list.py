@@ -22,13 +22,6 @@ from tests.support.pipeline import ROOT
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    """A folder of runs of the test's own."""
-    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
-@pytest.fixture
 def three(runs):
     """A finished run, a stopped one, and one of another recipe and method that runs."""
     create_run(load_recipe("debug"), runs / "debug-1").mark_done("report")

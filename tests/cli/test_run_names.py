@@ -10,11 +10,10 @@ from tests.support.command_line import fed_rlhf, refusal
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    """A folder of runs of the test's own."""
-    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
+def runs(runs, tmp_path, monkeypatch):
+    """The folder of runs, in the working folder."""
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "runs"
+    return runs
 
 
 @pytest.fixture

@@ -53,11 +53,10 @@ def finished(new_workplace):
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    """A folder of runs of the test's own."""
-    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
-    (tmp_path / "runs").mkdir()
-    return tmp_path / "runs"
+def runs(runs):
+    """The folder of runs, which exists."""
+    runs.mkdir()
+    return runs
 
 
 @pytest.fixture

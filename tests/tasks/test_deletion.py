@@ -12,13 +12,6 @@ from tests.support.command_line import fed_rlhf, refusal
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
-    """A folder of runs of the test's own."""
-    monkeypatch.setenv("FED_RLHF_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
-@pytest.fixture
 def client(mlflow_store):
     return mlflow_client()
 
