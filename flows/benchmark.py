@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from prefect import State, flow, get_run_logger, tags
+from prefect import State, flow, get_run_logger
 
 from components.config.benchmark import Benchmark
 from components.environment import configure_libraries
@@ -110,8 +110,8 @@ def run_seed(folder: Path, plan: Benchmark, seed: int, parent: str) -> None:
         run = arm_run(folder, arm, seed)
         if not run.is_done("report"):
             share_generations(run, runs)
-            with lock(run), tags(f"arm:{arm}"):
-                run_pipeline(run, parent)
+            with lock(run):
+                run_pipeline(run, parent, flow_tags=[f"arm:{arm}"])
             summary = (run.report / "summary.txt").read_text(encoding="utf-8")
             log.info("%s, seed %d:\n%s", arm, seed, summary)
         runs.append(run)
@@ -135,8 +135,8 @@ def run_alignments(folder: Path, plan: Benchmark, seed: int, parent: str) -> Non
         return
     for n, (arm, run) in enumerate(left.items()):
         share_generations(run, list(left.values())[:n])
-        with lock(run), tags(f"arm:{arm}"):
-            run_pipeline(run, parent, last="federate")
+        with lock(run):
+            run_pipeline(run, parent, last="federate", flow_tags=[f"arm:{arm}"])
     name = f"align all arms, seed {seed}"
     align_arms.with_options(flow_run_name=name, task_runner=runner)(list(left.values()))
 

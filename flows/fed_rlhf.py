@@ -7,7 +7,9 @@ prefect deployment run 'fed-rlhf/summarization' [-p recipe=NAME]
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import wraps
 from typing import Any
 
 # Before Prefect is imported, which reads its settings then.
@@ -17,6 +19,7 @@ if __name__ == "__main__":
     runpy.run_module("flows.module", run_name="__main__")
 
 from prefect import Flow, flow, get_run_logger, tags
+from prefect.context import TagsContext
 
 from components.config import FederationConfig, Recipe
 from components.data.sources.owners import has_owners
@@ -94,13 +97,16 @@ def fed_rlhf(
     return str(run.folder)
 
 
-def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -> None:
+def run_pipeline(
+    run: Run, benchmark: str | None = None, last: str = "report", flow_tags: Sequence[str] = ()
+) -> None:
     """Run all phases of a run that are not complete, and write its report.
 
     Args:
         run: the run.
         benchmark: MLflow run of the benchmark that the run belongs to, if it belongs to one.
         last: the phase that is the last one for now.
+        flow_tags: further tags of the flow runs of the phases.
     """
     run.pin_models()
     recipe = run.recipe()
@@ -114,7 +120,7 @@ def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -
         link_artifacts(run, recipe.name)
         for phase in (prepare, federate, align, evaluate):
             if not run.is_done(phase.name):
-                run_phase(phase, run, recipe, prefix=f"{run.folder.name}, " if benchmark else "")
+                run_phase(phase, run, recipe, f"{run.folder.name}, " if benchmark else "", flow_tags)
                 run.mark_done(phase.name)
             if phase.name == last:
                 return
@@ -125,7 +131,13 @@ def run_pipeline(run: Run, benchmark: str | None = None, last: str = "report") -
     run.mark_done("report")
 
 
-def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix: str = "") -> None:
+def run_phase(
+    phase: Flow[[Run, Recipe], None],
+    run: Run,
+    recipe: Recipe,
+    prefix: str = "",
+    flow_tags: Sequence[str] = (),
+) -> None:
     """Run a phase; its line says how long it took, and its main figure, after a prefix."""
     log = get_run_logger()
     name = f"{prefix}{phase.name}"
@@ -133,13 +145,28 @@ def run_phase(phase: Flow[[Run, Recipe], None], run: Run, recipe: Recipe, prefix
     own = phase.with_options(
         flow_run_name=lambda: f"{run.folder.name}, {phase.name}", task_runner=task_runner(recipe.runtime)
     )
-    with original_names(recipe), run.timed(phase.name), tags(*recipe_tags(recipe)):
+    with original_names(recipe), run.timed(phase.name), tags(*recipe_tags(recipe), *flow_tags):
         own(run, recipe)
     line = phase_line(run, phase.name)
     log.info("%s: %s", name, line, extra=progress(Milestone()))
 
 
-@flow(name="prepare", persist_result=False)
+def phase_flow(function: Callable[[Run, Recipe], None]) -> Flow[[Run, Recipe], None]:
+    """Declare the flow of a phase: its flow run has the tags of its caller, and its task runs have none.
+
+    Before a task run with tags starts, Prefect asks the server for slots of their concurrency limits, also
+    where there are no limits. That takes up to a second.
+    """
+
+    @wraps(function)
+    def run_untagged(run: Run, recipe: Recipe) -> None:
+        with TagsContext(current_tags=set()):
+            function(run, recipe)
+
+    return flow(name=function.__name__, persist_result=False)(run_untagged)
+
+
+@phase_flow
 def prepare(run: Run, recipe: Recipe) -> None:
     """Fetch the backbones, and prepare and validate the data before anything trains."""
     data.check_eight_bit(recipe)
@@ -171,7 +198,7 @@ def grow_trees(run: Run, recipe: Recipe) -> None:
     (run.trees / "done").touch()
 
 
-@flow(name="federate", persist_result=False)
+@phase_flow
 def federate(run: Run, recipe: Recipe) -> None:
     """Run the federated rounds; a stopped run resumes from its last committed step."""
     check_prompts(recipe.policy)
@@ -269,7 +296,7 @@ def is_eval_round(config: FederationConfig, record: StepRecord) -> bool:
     return every is not None and record.ends_round and done % every == 0 and done < config.rounds
 
 
-@flow(name="align", persist_result=False)
+@phase_flow
 def align(run: Run, recipe: Recipe) -> None:
     """Align the policy by DPO on pairs that the selectors label, or adopt the clients' policy."""
     with phase_tracking(run, recipe.tracking, "align") as child:
@@ -308,7 +335,7 @@ def sample_and_label(run: Run, recipe: Recipe) -> tuple[SamplingResult, Labellin
     return sampling, labelling
 
 
-@flow(name="evaluate", persist_result=False)
+@phase_flow
 def evaluate(run: Run, recipe: Recipe) -> None:
     """Answers of the base and the aligned policy to held-out prompts, judged in both orders."""
     with phase_tracking(run, recipe.tracking, "evaluate") as child:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from importlib import import_module
 from io import TextIOWrapper
+from types import ModuleType
 from typing import Any
 
 from components.config import UserError
@@ -54,7 +56,23 @@ def exit_status(command: Callable[[], int | None]) -> int:
 def import_libraries() -> None:
     """Import LIBRARIES, and what these import: torch, transformers, pandas."""
     for name in LIBRARIES:
-        import_module(name)
+        import_for_good(name)
+
+
+def import_for_good(name: str) -> ModuleType:
+    """Import a module; from then on the garbage collector leaves out all objects that there are.
+
+    Imported libraries are a million objects, through which each full collection between two models would go.
+    """
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()
+        module = import_module(name)
+        gc.freeze()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return module
 
 
 def require_tracking_server() -> None:
@@ -108,7 +126,7 @@ def run_flow(entrypoint: str, verbose: bool, parameters: Callable[[], Parameters
             view.replace_console_log()
         try:
             module, _, name = entrypoint.partition(":")
-            state = getattr(import_module(module), name)(**parameters(), return_state=True)
+            state = getattr(import_for_good(module), name)(**parameters(), return_state=True)
         except TerminationSignal:  # Prefect takes SIGTERM while a flow runs
             stop_runs(end_view, 128 + signal.SIGTERM)
         result = state.result(raise_on_failure=False)

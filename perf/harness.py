@@ -92,6 +92,10 @@ def medians(ratios: Ratios) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in ratios.items()}
 
 
+SIZES = ("data", "selector", "federation", "policy", "alignment", "evaluation")
+"""Sections of a recipe that decide how long its parts take."""
+
+
 def find_conditions(recipe: str) -> tuple[dict[str, str], dict[str, str]]:
     """The conditions of a measurement, and further settings that are recorded but not compared.
 
@@ -99,11 +103,12 @@ def find_conditions(recipe: str) -> tuple[dict[str, str], dict[str, str]]:
     """
     import torch
 
-    _, device = prepare_process(recipe)
+    loaded, device = prepare_process(recipe)
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
     settings = {"torch": torch.__version__, "threads": str(torch.get_num_threads())}
     conditions = {
         "recipe": recipe,
+        "sizes": loaded.fingerprint(*SIZES),  # a recipe that has changed is not compared with itself
         "processor": processor_name(),
         "cores": str(available_cores()),
         "device": name,

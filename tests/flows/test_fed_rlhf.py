@@ -14,6 +14,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from prefect import runtime, tags
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 
@@ -22,8 +23,9 @@ from components.recipes import load_recipe
 from components.results import Metrics, StepRecord
 from flows import fed_rlhf as flow
 from flows import stopping
-from flows.fed_rlhf import is_eval_round, log_steps
+from flows.fed_rlhf import is_eval_round, log_steps, phase_flow
 from tasks.runs import Run, create_run, lock
+from tasks.uncached import task
 from tests.support.bare_loop import run_bare_loop
 from tests.support.pipeline import NOISE, ROOT
 
@@ -173,6 +175,22 @@ def test_flow_runs_are_found_by_the_run_its_recipe_its_method_and_its_seed(compl
         names = {one.name for one in client.read_flow_runs(flow_run_filter=filters)}
     run = complete.run.id
     assert {run, *(f"{run}, {phase}" for phase in ("prepare", "federate", "align", "evaluate"))} <= names
+
+
+def test_a_phase_has_the_tags_of_its_caller_and_its_tasks_have_none_whose_limits_prefect_would_ask_for(
+    complete, prefect_session
+):
+    seen = []
+    own_tags = task()(lambda: seen.append(runtime.task_run.tags))
+
+    @phase_flow
+    def example(run, recipe):
+        seen.append(runtime.flow_run.tags)
+        own_tags()
+
+    with tags("seed:3"):
+        example(complete.run, load_recipe("debug"))
+    assert seen == [["seed:3"], []]
 
 
 def test_the_flow_gives_the_bytes_of_the_bare_loop(complete, tmp_path):

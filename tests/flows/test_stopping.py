@@ -1,5 +1,6 @@
 """Signals that stop the runs of a process."""
 
+import gc
 import os
 import queue
 import signal
@@ -137,5 +138,25 @@ def test_what_is_imported_while_the_server_starts_leaves_prefect_out_which_reads
         "import sys; from flows.process import import_libraries; import_libraries();"
         " print([name for name in ('torch', 'transformers', 'prefect') if name in sys.modules])"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed == "['torch', 'transformers']\n"
+    assert printed_by(code) == "['torch', 'transformers']\n"
+
+
+@pytest.mark.long
+def test_a_full_collection_leaves_out_what_was_imported():
+    code = (
+        "import gc; from flows.process import import_for_good; before = gc.get_freeze_count();"
+        " import_for_good('torch'); frozen, left = gc.get_freeze_count(), len(gc.get_objects());"
+        " print(before, frozen > 9 * left, gc.isenabled())"
+    )
+    assert printed_by(code) == "0 True True\n"
+
+
+def test_an_import_that_fails_leaves_the_collector_on():
+    with pytest.raises(ModuleNotFoundError):
+        process.import_for_good("no_such_module")
+    assert gc.isenabled()
+
+
+def printed_by(code: str) -> str:
+    """What a Python process with this code prints."""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -9,6 +9,7 @@ import pytest
 
 from components.config import UserError
 from components.environment import available_cores
+from components.recipes import load_recipe
 from perf import harness
 
 FRAME = pd.DataFrame(
@@ -58,6 +59,7 @@ def test_what_was_measured_is_appended_with_its_conditions(tmp_path):
     assert first["measurement"] == "steps"
     assert first["load"] == 0.25
     assert first["recipe"] == "debug"
+    assert first["sizes"] == load_recipe("debug").fingerprint(*harness.SIZES)
     assert first["processor"] == harness.processor_name()
     assert first["cores"] == str(available_cores())
     assert len(first["commit"].removesuffix("-dirty")) == 40

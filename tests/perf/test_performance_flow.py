@@ -89,6 +89,7 @@ def test_a_run_records_the_conditions_and_the_commit(logged):
     assert params["load_average"] == "0.25"
     assert set(params) == {
         "recipe",
+        "sizes",
         "processor",
         "cores",
         "device",
