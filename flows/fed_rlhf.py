@@ -57,7 +57,7 @@ from flows.api import pipeline_flow
 from tasks import alignment, data, federation, owners, rewards
 from tasks.devices import POOL, choose_workers, run_on_worker, task_runner
 from tasks.evaluation import answers, judging, questions
-from tasks.flow_runs import ProgressBar, claim_flow_run, recipe_tags, retried_run
+from tasks.flow_runs import ProgressBar, claim_flow_run, recipe_tags, retried_run, without_plan_tags
 from tasks.policies import FINAL, record_files
 from tasks.prefect_transport import TRANSPORTS, close_exchange, rounds_contexts
 from tasks.report import link_artifacts, phase_line, write_report
@@ -152,15 +152,15 @@ def run_phase(
 
 
 def phase_flow(function: Callable[[Run, Recipe], None]) -> Flow[[Run, Recipe], None]:
-    """Declare the flow of a phase: its flow run has the tags of its caller, and its task runs have none.
+    """Declare the flow of a phase, whose flow run is tagged by what it runs, and whose task runs are not.
 
     Before a task run with tags starts, Prefect asks the server for slots of their concurrency limits, also
-    where there are no limits. That takes up to a second.
+    where there are no limits. Tags of the caller stay, since they may have limits.
     """
 
     @wraps(function)
     def run_untagged(run: Run, recipe: Recipe) -> None:
-        with TagsContext(current_tags=set()):
+        with TagsContext(current_tags=without_plan_tags(TagsContext.get().current_tags)):
             function(run, recipe)
 
     return flow(name=function.__name__, persist_result=False)(run_untagged)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 IDLE_LOAD = 0.5
 """Largest load average of the last minute beside which times are measured."""
+SIZES = ("data", "selector", "federation", "policy", "alignment", "evaluation")
+"""Sections of a recipe that decide how long its parts take."""
 
 Ratios = dict[str, list[float]]
 """Paired ratios by name, such as `generation/merged_against_separate`; higher is better."""
@@ -90,10 +92,6 @@ def compare(title: str, frame: pd.DataFrame, pairs: Mapping[str, tuple[str, str]
 def medians(ratios: Ratios) -> dict[str, float]:
     """The median of each ratio."""
     return {name: statistics.median(values) for name, values in ratios.items()}
-
-
-SIZES = ("data", "selector", "federation", "policy", "alignment", "evaluation")
-"""Sections of a recipe that decide how long its parts take."""
 
 
 def find_conditions(recipe: str) -> tuple[dict[str, str], dict[str, str]]:

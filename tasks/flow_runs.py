@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -94,6 +94,15 @@ def retried_run() -> Run | None:
     run = Run(str(runtime.flow_run.name), runs_root() / str(runtime.flow_run.name))
     begun = runtime.flow_run.run_count > 1 and (run.folder / run.plan_name).is_file()
     return run if begun else None
+
+
+PLAN_TAGS = ("recipe:", "method:", "seed:", "arm:")
+"""Beginnings of the tags that say what a flow run runs."""
+
+
+def without_plan_tags(tags: Iterable[str]) -> set[str]:
+    """The tags that do not say what a flow run runs."""
+    return {tag for tag in tags if not tag.startswith(PLAN_TAGS)}
 
 
 def recipe_tags(recipe: Recipe) -> list[str]:

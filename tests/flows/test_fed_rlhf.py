@@ -24,6 +24,7 @@ from components.results import Metrics, StepRecord
 from flows import fed_rlhf as flow
 from flows import stopping
 from flows.fed_rlhf import is_eval_round, log_steps, phase_flow
+from tasks.flow_runs import recipe_tags
 from tasks.runs import Run, create_run, lock
 from tasks.uncached import task
 from tests.support.bare_loop import run_bare_loop
@@ -177,7 +178,7 @@ def test_flow_runs_are_found_by_the_run_its_recipe_its_method_and_its_seed(compl
     assert {run, *(f"{run}, {phase}" for phase in ("prepare", "federate", "align", "evaluate"))} <= names
 
 
-def test_a_phase_has_the_tags_of_its_caller_and_its_tasks_have_none_whose_limits_prefect_would_ask_for(
+def test_tasks_of_a_phase_have_the_tags_of_its_caller_but_not_those_that_say_what_runs(
     complete, prefect_session
 ):
     seen = []
@@ -185,12 +186,13 @@ def test_a_phase_has_the_tags_of_its_caller_and_its_tasks_have_none_whose_limits
 
     @phase_flow
     def example(run, recipe):
-        seen.append(runtime.flow_run.tags)
+        seen.append(sorted(runtime.flow_run.tags))
         own_tags()
 
-    with tags("seed:3"):
-        example(complete.run, load_recipe("debug"))
-    assert seen == [["seed:3"], []]
+    recipe = load_recipe("debug")
+    with tags("gpu", "arm:one", *recipe_tags(recipe)):
+        example(complete.run, recipe)
+    assert seen == [["arm:one", "gpu", "method:fedbis", "recipe:debug", "seed:0"], ["gpu"]]
 
 
 def test_the_flow_gives_the_bytes_of_the_bare_loop(complete, tmp_path):
