@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,28 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
             full = f"no space is left for {path}: free some, and resume the run"
             raise FullDiskError(error.errno, full) from None
         raise
+
+
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone can read, and that appears complete, unless it is there already."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was faster
+            try:
+                os.link(name, path)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without links
+                with path.open("xb") as file:
+                    path.chmod(0o600)
+                    file.write(content)
+    finally:
+        os.unlink(name)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -3,8 +3,8 @@
     .venv/bin/python infra/install.py
 
 It installs the pinned dependencies, and then, side by side, generates the embedded model and imports what a
-first run needs, so that Python stores the bytecode. All 32,000 files would take longer than all of this. Only
-the standard library is imported here.
+first run needs, so that Python stores the bytecode, and makes an empty database for Prefect. The bytecode of
+all 32,000 files would take longer than all of this. Only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ GENERATE = (
 IMPORT = (
     "from components.environment import configure_libraries; configure_libraries();"
     "import flows.fed_rlhf, tasks.tracking, components.data.validation, components.alignment.dpo,"
-    " prefect.server.api.server, mlflow.server, flows.terminal"
+    " prefect.server.api.server, mlflow.server, flows.terminal;"
+    "from infra.stores import make_empty_prefect_database; make_empty_prefect_database()"
 )
 LAST_LINES = 40
 """Of pip's output, where it fails without a word on errors."""

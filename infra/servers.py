@@ -32,7 +32,7 @@ from components.paths import (
 )
 from infra import processes
 from infra.processes import DATABASES, ServerError
-from infra.stores import check_writable, prepare_tracking_store
+from infra.stores import check_writable, prepare_prefect_database, prepare_tracking_store
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -127,7 +127,9 @@ def prefect_environment() -> dict[str, str]:
     no_proxy = os.environ.get("NO_PROXY", os.environ.get("no_proxy", ""))
     bypass = ",".join(dict.fromkeys([*filter(None, no_proxy.split(",")), HOST, "localhost"]))
     return {
-        "PREFECT_HOME": os.environ.get("PREFECT_HOME", str(home() / ".prefect")),
+        "PREFECT_HOME": str(
+            Path(os.environ.get("PREFECT_HOME") or home() / ".prefect").expanduser().absolute()
+        ),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "NO_PROXY": bypass,
@@ -271,6 +273,8 @@ def _start_guarded(
     url = f"http://{HOST}:{port}/api"
     log = processes.log_path(f"prefect-{port}")
     log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | prefect_environment() | {"PREFECT_API_URL": url}
+    prepare_prefect_database(Path(environment["PREFECT_HOME"]))
     # The server migrates Prefect's database.
     with processes.exclusive(DATABASES), log.open("wb") as output:
         guard = subprocess.Popen(
@@ -280,7 +284,7 @@ def _start_guarded(
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=home(),
-            env=os.environ | prefect_environment() | {"PREFECT_API_URL": url},
+            env=environment,
         )
         meanwhile()
         processes.wait_until(lambda: is_up(f"{url}/health"), guard, "the Prefect server of this run", log)
@@ -332,6 +336,7 @@ def start_servers(has_schedules: bool = True) -> None:
         )
     prefect, mlflow, environment = project_servers()
     check_writable(Path(environment["PREFECT_HOME"]))
+    prepare_prefect_database(Path(environment["PREFECT_HOME"]))
     prepare_tracking_store(environment["MLFLOW_BACKEND_STORE_URI"])
     with processes.exclusive():
         for server in (prefect, mlflow):
@@ -512,6 +517,9 @@ def serve(name: str) -> NoReturn:
         print(f"{name} is running already: {server.url} (stop it with make down)")
         sys.exit(0)
     server.require_free_port()
+    if server is prefect:
+        check_writable(Path(environment["PREFECT_HOME"]))
+        prepare_prefect_database(Path(environment["PREFECT_HOME"]))
     prepare_tracking_store(environment["MLFLOW_BACKEND_STORE_URI"])
     print(f"{server.url}  (Ctrl-C ends it)", flush=True)
     if server is prefect:  # it prints how to set PREFECT_API_URL, which prefect.toml does for this checkout

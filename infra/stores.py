@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from components.io import write_new
 from components.paths import artifact_root, home, runs_root, sqlite_file, tracking_uri
 from infra.processes import DATABASES, ServerError, exclusive, state_folder
 
@@ -76,6 +81,60 @@ def prepare_tracking_store(uri: str) -> None:
         building.unlink(missing_ok=True)  # of a process that was killed
         MlflowClient(f"sqlite:///{building}").search_experiments(max_results=1)
         building.rename(path)
+
+
+def empty_prefect_database() -> Path:
+    """File of an empty database of the installed Prefect, which `make install` makes.
+
+    A server that finds no database needs 13 s for the same one.
+    """
+    return Path(sys.prefix) / "share" / "fed-rlhf" / f"prefect-{version('prefect')}.db"
+
+
+def prepare_prefect_database(prefect_home: Path) -> None:
+    """Put a copy of the empty database, if there is one, where Prefect's server would make its own.
+
+    A database that is there, or of which a file of SQLite is left, stays as it is. Whatever fails, the server
+    makes it.
+    """
+    path = prefect_home / "prefect.db"
+    own = [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
+    is_elsewhere = any(name.startswith("PREFECT_") and "DATABASE" in name for name in os.environ)
+    if not is_elsewhere and not any(map(os.path.lexists, own)):
+        with contextlib.suppress(OSError):
+            write_new(path, empty_prefect_database().read_bytes())
+
+
+def make_empty_prefect_database() -> None:
+    """Make the empty database, unless there is one; a failure is said in a line."""
+    path = empty_prefect_database()
+    if path.is_file():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as made:
+            _migrate(Path(made))
+            os.replace(Path(made) / "copied.db", path)
+    except (OSError, sqlite3.Error, subprocess.CalledProcessError) as error:
+        reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+        last = reason.rpartition("\n")[2]
+        print(f"no empty database of Prefect could be made ({last}): the first run makes its own, in 13 s")
+
+
+def _migrate(folder: Path) -> None:
+    """Make the database copied.db in a folder, where no .env or prefect.toml changes Prefect's settings."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    own = {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{folder}/prefect.db",
+    }
+    upgrade = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    subprocess.run(upgrade, env=inherited | own, cwd=folder, capture_output=True, text=True, check=True)
+    with (
+        contextlib.closing(sqlite3.connect(f"file:{folder}/prefect.db?mode=rw", uri=True)) as database,
+        contextlib.closing(sqlite3.connect(folder / "copied.db")) as copy,
+    ):
+        database.backup(copy)  # with what SQLite may have written to another file
 
 
 def _check_artifacts(store: Path, artifacts: Path) -> None:

@@ -5,10 +5,11 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from components import paths
+from components import io, paths
 from components.io import DamagedFileError, file_hash, read_json, read_mapping, write_atomically, write_json
 
 
@@ -29,7 +30,7 @@ def test_a_failed_write_leaves_the_earlier_content_and_no_scratch_file(tmp_path,
     def fail(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(os, call, fail)
+    monkeypatch.setattr(io, "os", SimpleNamespace(**vars(os) | {call: fail}))
     with pytest.raises(OSError, match="disk is full"):
         write_atomically(path, b"later")
     assert path.read_bytes() == b"earlier"
@@ -41,7 +42,7 @@ def test_a_full_disk_is_named_with_the_file_and_what_to_do(tmp_path, monkeypatch
     def fail(*_):
         raise OSError(number, "full")
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(io, "os", SimpleNamespace(**vars(os) | {"fsync": fail}))
     with pytest.raises(OSError, match=rf"no space is left for {tmp_path}/file: free some, and resume"):
         write_atomically(tmp_path / "file", b"later")
     assert os.listdir(tmp_path) == []

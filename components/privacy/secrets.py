@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
-import tempfile
-from contextlib import suppress
 from pathlib import Path
+
+from components.io import write_new
 
 SECRET_BYTES = 32
 
@@ -23,33 +22,11 @@ def kept_secret(path: Path) -> bytes:
         try:
             found = path.read_bytes()
         except FileNotFoundError:
-            _write_new(path, secrets.token_bytes(SECRET_BYTES))
+            write_new(path, secrets.token_bytes(SECRET_BYTES))
             continue
         if len(found) != SECRET_BYTES:
             raise ValueError(f"{path} has {len(found)} bytes, and a secret has {SECRET_BYTES}")
         return found
-
-
-def _write_new(path: Path, secret: bytes) -> None:
-    """Write a file, which appears complete, unless it is there already."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):  # another process was faster
-            try:
-                os.link(name, path)
-            except FileExistsError:
-                raise
-            except OSError:  # a file system without links
-                with path.open("xb") as file:
-                    path.chmod(0o600)
-                    file.write(secret)
-    finally:
-        os.unlink(name)
 
 
 def simulated_secret(seed: int, client: str) -> bytes:

@@ -19,6 +19,7 @@ from components.evaluation.judges import parse_autoj
 from components.evaluation.judges.autoj import AutoJSection
 from components.evaluation.judges.judge import JudgeResources
 from components.evaluation.winrate import Verdict
+from components.models import chat
 from components.models.policy import Policy
 from components.models.samples import Reply
 from components.models.selector import Comparison
@@ -711,15 +712,8 @@ def test_a_failure_does_not_wait_for_the_retries_of_other_requests(server, remot
 
 def test_pauses_double_and_follow_a_retry_after_header_up_to_a_minute(server, remote, monkeypatch):
     pauses = []
-    real_wait = threading.Event.wait
-
-    def wait(event, timeout=None):
-        if timeout not in range(1, 61):
-            return real_wait(event, timeout)
-        pauses.append(timeout)
-        return False
-
-    monkeypatch.setattr(threading.Event, "wait", wait)
+    event = SimpleNamespace(wait=pauses.append, set=lambda: None)
+    monkeypatch.setattr(chat, "threading", SimpleNamespace(Event=lambda: event))
     headers = {
         5: {"retry-after": "7"},
         6: {"retry-after": "9999"},

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -105,7 +106,8 @@ def test_a_failed_write_leaves_the_earlier_commit_and_no_scratch_file(commits, c
     commits.write(make_state(commits, 1), make_record(1))
     later = make_state(commits, 2, 1.0)
     full = OSError("the disk is full")
-    with mock.patch.object(io.os, call, side_effect=full), pytest.raises(OSError, match="disk is full"):
+    failing = SimpleNamespace(**vars(os) | {call: mock.Mock(side_effect=full)})
+    with mock.patch.object(io, "os", failing), pytest.raises(OSError, match="disk is full"):
         commits.write(later, make_record(2))
     assert latest(commits)[0].step == 1
     assert os.listdir(commits.folder / "commits") == ["00001.json"]
@@ -114,10 +116,11 @@ def test_a_failed_write_leaves_the_earlier_commit_and_no_scratch_file(commits, c
 def test_a_commit_is_flushed_to_disk_before_it_is_renamed(commits, monkeypatch):
     state = make_state(commits, 1)
     calls = mock.Mock()
+    own = {}
     for name in ("fsync", "replace"):
-        call = getattr(calls, name)
-        call.side_effect = getattr(os, name)
-        monkeypatch.setattr(io.os, name, call)
+        own[name] = getattr(calls, name)
+        own[name].side_effect = getattr(os, name)
+    monkeypatch.setattr(io, "os", SimpleNamespace(**vars(os) | own))
     commits.write(state, None)
     assert [name for name, *_ in calls.mock_calls] == ["fsync", "replace"]
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from itertools import count
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -57,9 +58,8 @@ def plan_of(section, cohort=2, rounds=6, separation=3):
 def secrets(tmp_path, monkeypatch):
     """A server's secrets, the same ones each time, since draws from them are compared by their deviation."""
     numbers = count()
-    monkeypatch.setattr(
-        "components.privacy.secrets.secrets.token_bytes", lambda size: next(numbers).to_bytes(size)
-    )
+    fixed = SimpleNamespace(token_bytes=lambda size: next(numbers).to_bytes(size))
+    monkeypatch.setattr("components.privacy.secrets.secrets", fixed)
     return ServerSecrets(AdapterStore(tmp_path / "federation" / "adapters"), None)
 
 

@@ -34,13 +34,19 @@ def stops(monkeypatch):
 
 
 def test_a_signal_whose_exception_is_dropped_in_a_finalizer_stops_the_runs(stops, monkeypatch):
+    stop, error = TerminationSignal(signal=15), ValueError()
     others = []
-    monkeypatch.setattr("sys.unraisablehook", lambda dropped: others.append(dropped.exc_type))
+
+    def hook(dropped):
+        if dropped.exc_value in (stop, error):  # and not of another thread
+            others.append(dropped.exc_value)
+
+    monkeypatch.setattr("sys.unraisablehook", hook)
     with stopping.stopping_on_signals(lambda: None):
-        Finalized(TerminationSignal(signal=15))
+        Finalized(stop)
         assert stops.get(timeout=60) == 128 + 15
-        Finalized(ValueError())
-    assert others == [ValueError]
+        Finalized(error)
+    assert others == [error]
     assert stops.empty()
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from components import paths
 from components.environment import PRIVATE_PREFECT
-from infra import processes, servers
+from infra import processes, servers, stores
 from infra.processes import ProcessRecord, ServerError
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -155,7 +155,7 @@ def test_a_taken_port_is_reported_before_anything_is_started(state, monkeypatch)
 
 @pytest.mark.long
 @pytest.mark.pipeline
-def test_a_server_that_fails_ends_the_servers_of_the_same_call(state, monkeypatch):
+def test_a_server_that_fails_ends_the_servers_of_the_same_call(state, monkeypatch, prefect_database):
     fails = [sys.executable, "-c", "print('the store is locked'); raise SystemExit(3)"]
     monkeypatch.setenv("MLFLOW_PORT", str(servers.free_port()))
     monkeypatch.setattr(servers, "PREFECT_PORT", servers.free_port())
@@ -171,6 +171,7 @@ def test_a_server_that_fails_ends_the_servers_of_the_same_call(state, monkeypatc
         servers.start_servers()
     assert len(started) == 2
     assert not any(is_running(process.pid) for process in started)
+    assert prefect_database.read_bytes() == b"empty"
     assert not list(state.glob("*.json"))
 
 
@@ -272,6 +273,20 @@ def test_the_stages_of_a_dvc_command_share_a_server_that_ends_with_it(api_stub, 
     assert eventually(lambda: len(list(processes.state_folder().glob("*.url"))) == 1)
 
 
+@pytest.fixture
+def prefect_database(home, monkeypatch):
+    """Where a home has Prefect's database; there is an empty one to copy, with the content `empty`."""
+    (home / "empty.db").write_bytes(b"empty")
+    monkeypatch.setattr(stores, "empty_prefect_database", lambda: home / "empty.db")
+    monkeypatch.setenv("PREFECT_HOME", str(home / "prefect"))
+    return home / "prefect" / "prefect.db"
+
+
+def test_a_private_server_starts_with_a_copy_of_the_empty_database(api_stub, sleeper, prefect_database):
+    servers._stages_server(psutil.Process(sleeper.pid))
+    assert prefect_database.read_bytes() == b"empty"
+
+
 def test_a_dead_server_of_the_stages_is_replaced(api_stub, sleeper):
     dvc = psutil.Process(sleeper.pid)
     url = servers._stages_server(dvc)
@@ -303,10 +318,13 @@ def test_servers_get_the_folders_of_the_project_by_their_absolute_paths(tmp_path
 @pytest.mark.long
 @pytest.mark.pipeline
 @pytest.mark.parametrize(("name", "advice"), [("prefect-server", ""), ("mlflow-server", "advice\n")])
-def test_the_server_alone_prints_its_address_and_prefects_no_advice_on_variables(name, advice):
+def test_the_server_alone_prints_its_address_and_prefects_no_advice_on_variables(
+    name, advice, prefect_database, home
+):
     lines = [
-        "import sys",
-        "from infra import servers",
+        "import pathlib, sys",
+        "from infra import servers, stores",
+        f"stores.empty_prefect_database = lambda: pathlib.Path({str(home / 'empty.db')!r})",
         f"servers.PREFECT_PORT = {servers.free_port()}",
         "command = [sys.executable, '-c', 'print(\"advice\")']",
         "servers.prefect_command = lambda port: command",
@@ -318,6 +336,7 @@ def test_the_server_alone_prints_its_address_and_prefects_no_advice_on_variables
         [sys.executable, "-c", "\n".join(lines)], env=variables, capture_output=True, text=True, check=True
     )
     assert re.fullmatch(r"http://127.0.0.1:\d+  \(Ctrl-C ends it\)\n" + advice, done.stdout)
+    assert prefect_database.exists() == (name == "prefect-server")
 
 
 def test_loopback_never_goes_through_a_proxy(monkeypatch):
@@ -325,6 +344,17 @@ def test_loopback_never_goes_through_a_proxy(monkeypatch):
     environment = servers.prefect_environment()
     assert environment["NO_PROXY"] == "intranet.example,127.0.0.1,localhost"
     assert environment["no_proxy"] == environment["NO_PROXY"]
+
+
+@pytest.mark.parametrize("configured", ["~/prefect", "", None])
+def test_the_home_of_prefect_is_where_prefect_takes_it_to_be(home, monkeypatch, configured):
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("FED_RLHF_HOME", str(home))
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    if configured is not None:
+        monkeypatch.setenv("PREFECT_HOME", configured)
+    expected = home / ("prefect" if configured else ".prefect")
+    assert servers.prefect_environment()["PREFECT_HOME"] == str(expected)
 
 
 def test_the_mlflow_server_uses_the_store_that_runs_without_it_use(monkeypatch):

@@ -132,6 +132,72 @@ def test_one_process_at_a_time_makes_databases(home):
     assert sorted(held) == [0, 1, 2, 3]
 
 
+def test_a_home_without_a_database_of_prefect_gets_the_empty_one_and_another_stays(home, monkeypatch):
+    path = home / ".prefect" / "prefect.db"
+    monkeypatch.setattr(stores, "empty_prefect_database", lambda: home / "empty.db")
+    stores.prepare_prefect_database(path.parent)
+    assert not path.exists(), "there is none to copy"
+    (home / "empty.db").write_bytes(b"empty")
+    stores.prepare_prefect_database(path.parent)
+    assert path.read_bytes() == b"empty"
+    path.write_bytes(b"of an earlier run")
+    stores.prepare_prefect_database(path.parent)
+    assert path.read_bytes() == b"of an earlier run"
+    assert os.listdir(path.parent) == ["prefect.db"]
+
+
+@pytest.mark.parametrize("left", ["prefect.db-wal", "prefect.db-journal"])
+def test_a_home_with_a_part_of_a_database_gets_no_empty_one(home, monkeypatch, left):
+    """SQLite would apply what is left of the earlier database to it."""
+    monkeypatch.setattr(stores, "empty_prefect_database", lambda: home / "empty.db")
+    (home / "empty.db").write_bytes(b"empty")
+    (home / left).touch()
+    stores.prepare_prefect_database(home)
+    assert not (home / "prefect.db").exists()
+
+
+def test_no_empty_database_is_put_where_another_one_is_named(home, monkeypatch):
+    monkeypatch.setattr(stores, "empty_prefect_database", lambda: home / "empty.db")
+    (home / "empty.db").write_bytes(b"empty")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql+asyncpg://server/prefect")
+    stores.prepare_prefect_database(home)
+    assert not (home / "prefect.db").exists()
+
+
+def test_an_empty_database_that_cannot_be_made_is_a_line(home, monkeypatch, capsys):
+    monkeypatch.setattr(stores, "empty_prefect_database", lambda: home / "share" / "empty.db")
+    monkeypatch.setattr(stores.sys, "executable", shutil.which("false"))
+    stores.make_empty_prefect_database()
+    assert capsys.readouterr().out.startswith("no empty database of Prefect could be made (")
+    assert os.listdir(home / "share") == []
+
+
+def schema(database):
+    with contextlib.closing(sqlite3.connect(database)) as opened:
+        version = opened.execute("SELECT version_num FROM alembic_version").fetchall()
+        return version, sorted(opened.execute("SELECT name, sql FROM sqlite_master").fetchall())
+
+
+@pytest.mark.long
+@pytest.mark.pipeline
+def test_prefects_server_finds_nothing_to_migrate_in_the_empty_database(home, monkeypatch):
+    empty = home / "share" / "empty.db"
+    monkeypatch.setattr(stores, "empty_prefect_database", lambda: empty)
+    monkeypatch.setenv("PREFECT_HOME", str(home / ".prefect"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    stores.make_empty_prefect_database()
+    made = schema(empty)
+    assert len(made[0]) == 1 and len(made[1]) > 100
+    assert os.listdir(home / "share") == ["empty.db"]
+    with contextlib.closing(sqlite3.connect(empty)) as database:
+        database.execute("PRAGMA user_version = 7")  # which a database of the server does not have
+    with servers.prefect_api():
+        path = home / ".prefect" / "prefect.db"
+        assert schema(path) == made
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (7,)
+
+
 @pytest.mark.parametrize("name", ["mlflow.db", ".prefect/prefect.db", "runs", ".state"])
 def test_what_cannot_be_written_is_named_before_a_run(home, monkeypatch, name):
     path = home / name

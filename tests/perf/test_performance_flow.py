@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -138,8 +140,8 @@ def test_beside_other_work_the_flow_fails_and_logs_nothing(nights, logged, place
 def test_the_flow_waits_until_other_work_ends(monkeypatch):
     loads = iter([1.4, 0.9, 0.3])
     pauses = []
-    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
-    monkeypatch.setattr(nightly.time, "sleep", pauses.append)
+    monkeypatch.setattr(nightly, "os", SimpleNamespace(getloadavg=lambda: (next(loads), 0.0, 0.0)))
+    monkeypatch.setattr(nightly, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
     assert nightly.wait_until_idle.fn(30) == 0.3
     assert pauses == [nightly.POLL_SECONDS] * 2
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from components.paths import PACKAGE
 from infra.processes import ServerError, wait_until
 from infra.servers import free_port, is_up, prefect_command, prefect_environment
+from infra.stores import prepare_prefect_database
 
 GUARD = """
 import fcntl, signal, subprocess, sys, time
@@ -89,6 +90,7 @@ def start_server(folder: Path, attempts: int) -> tuple[int, str]:
     log = folder / "server.log"
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     home = {"PREFECT_HOME": str(folder / "home"), "PREFECT_API_URL": url}
+    prepare_prefect_database(folder / "home")
     with log.open("wb") as output:
         guard = subprocess.Popen(
             [sys.executable, "-c", GUARD, str(path), *prefect_command(port, "--no-ui", "--no-services")],
