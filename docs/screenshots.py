@@ -63,7 +63,7 @@ def main() -> int:
             shown = f"<pre style='{TERMINAL_STYLE}'>{html.escape(text)}</pre>"
             body = f'<meta charset="utf-8"><body style="background:#14181f;margin:0">{shown}'
             page.write_text(body, encoding="utf-8")
-            height = 60 + 19 * sum(1 + len(line) // TERMINAL_COLUMNS for line in text.split("\n"))
+            height = 150 + 19 * sum(1 + len(line) // TERMINAL_COLUMNS for line in text.split("\n"))
             take(page.as_uri(), name, 40 + round(8.43 * TERMINAL_COLUMNS), height)
     take((run.report / "report.html").as_uri(), "report", 1200, 1900)
     benchmark = find_benchmark(arguments.benchmark) / "report" / "report.html"

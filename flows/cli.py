@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import wraps
@@ -56,6 +57,14 @@ class Stage(StrEnum):
     REPORT = "report"
 
 
+class Scaffold(StrEnum):
+    """What `fed-rlhf new` writes."""
+
+    RECIPE = "recipe"
+    METHOD = "method"
+    SOURCE = "source"
+
+
 def _complete_recipe(incomplete: str) -> list[str]:
     from components.recipes.load import recipe_names
 
@@ -86,6 +95,8 @@ RecipeArgument = Annotated[
         metavar="RECIPE", help="Name of a recipe, or path of a YAML file.", autocompletion=_complete_recipe
     ),
 ]
+QUOTES = '"""'
+"""Around a prompt of several lines."""
 NAMES = "the beginning of an id, or `latest`, suffices."
 RunArgument = Annotated[
     str,
@@ -364,16 +375,72 @@ def export(
         str | None,
         typer.Option(metavar="NAME", help="An adapter of the federation, in place of the aligned policy."),
     ] = None,
+    push_to_hub: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPOSITORY",
+            help="Upload the folder to this model repository of the hub, which is private if it is new.",
+        ),
+    ] = None,
 ) -> None:
     """Write the aligned policy of a run for use elsewhere.
 
     The folder has the PEFT adapter or a merged model, the tokenizer, and the format of the prompts.
     """
+    from components.models.export import open_repository, push_folder
     from tasks.export import export_run
     from tasks.runs import find_run
 
-    export_run(find_run(run), folder, adapter, merge)
+    found = find_run(run)
+    repository = None if push_to_hub is None else open_repository(push_to_hub)
+    export_run(found, folder, adapter, merge)
     print(f"exported to {folder}; its README.md says how to use it")
+    if repository is not None:
+        print(f"uploaded: {push_folder(folder, repository)}")
+
+
+@command
+def chat(
+    run: RunArgument,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Of sampling; 0 takes the likeliest token each time.")
+    ] = 0.0,
+) -> int:
+    """Let the base and the aligned policy of a run answer prompts.
+
+    A line is a prompt, and so are the lines between two of three quotation marks; the recipe's template takes
+    it. Ctrl-D ends. Each prompt is answered by itself.
+    """
+    from textwrap import indent
+
+    from components.config import UserError
+    from flows.process import WRONG_INPUT
+    from tasks.chat import Chat
+    from tasks.runs import find_run
+
+    found = find_run(run)
+    is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        _say(f"loading the policies of {found.id} ...")
+    policies = Chat(found)
+    if is_terminal:
+        _say(f"A line, or a text in {QUOTES}, is a prompt for the template {policies.template}. Ctrl-D ends.")
+    refused = False
+    for number, prompt in enumerate(_read_prompts(is_terminal)):
+        try:
+            cut = policies.surplus(prompt)
+            answers = policies.answer(prompt, number, temperature)
+        except UserError as error:
+            _say(f"prompt {number + 1}: {error}")
+            refused = True
+            continue
+        if cut:
+            limit = f"policy.max_prompt_tokens is {policies.max_prompt_tokens}"
+            _say(f"prompt {number + 1}: {cut} tokens are cut off, since {limit}")
+        for name, answer in answers.items():
+            end = "" if answer.finished else f" [cut at {policies.max_new_tokens} tokens]"
+            print(f"{name:9}" + indent(answer.text + end, " " * 9)[9:], flush=True)
+    return WRONG_INPUT if refused else 0
 
 
 @command
@@ -524,6 +591,21 @@ def methods(json: JsonOption = False) -> None:
 
 
 @command
+def new(
+    kind: Annotated[Scaffold, typer.Argument(help="What is written.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in recipes; of the package, too.")],
+) -> None:
+    """Write a recipe, a method or a source to start from.
+
+    A recipe is for pairs of your own. A method or a source is a package, with a test that passes once it is
+    installed.
+    """
+    from flows.scaffold import write_scaffold
+
+    print("\n".join(write_scaffold(kind.value, name)))
+
+
+@command
 def benchmark(
     name: Annotated[
         str | None,
@@ -559,11 +641,7 @@ def benchmark(
 ) -> int:
     """Compare methods over several seeds in one report."""
     from components.config import RecipeError
-    from components.recipes import check_recipe
-    from components.recipes.benchmarks import arm_recipe
-    from components.recipes.estimates import describe_arms
-    from flows.process import run_flow
-    from tasks.benchmark_lines import prospects, publish_lines
+    from tasks.benchmark_lines import publish_lines
     from tasks.runs import find_benchmark
 
     overrides = overrides or []
@@ -579,6 +657,58 @@ def benchmark(
         return 0
     folder = None if resume is None else find_benchmark(resume)
     name, plan = _benchmark_plan(name, overrides, folder)
+    parameters = {"benchmark": name, "overrides": overrides, "resume": folder and str(folder)}
+    return _run_benchmark(name, plan, folder, check, verbose, lambda: parameters)
+
+
+@command
+def sweep(
+    recipe: RecipeArgument,
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY.PATH=VALUE,VALUE", help="Values to try of recipe keys, and overrides of one value."
+        ),
+    ],
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the recipes, and estimate their costs; run nothing.")
+    ] = False,
+    verbose: VerboseOption = False,
+) -> int:
+    """Run a recipe with each combination of values, in one report.
+
+    `seed=0,1` repeats all of them with these seeds. `benchmark --resume` goes on after a stop.
+    """
+    from components.recipes.benchmarks import plan_sweep
+
+    plan = plan_sweep(recipe, settings)
+
+    def open_folder() -> Parameters:
+        from tasks.benchmark_folder import open_benchmark  # imports torch
+        from tasks.runs import HELD, Run
+
+        folder = open_benchmark(f"sweep-{Path(recipe).stem}", plan)
+        HELD.append(Run(folder.name, folder))  # so that a stop before the flow locks it says how to go on
+        return {"resume": str(folder)}
+
+    return _run_benchmark(f"the sweep of {recipe}", plan, None, check, verbose, open_folder)
+
+
+def _run_benchmark(
+    name: str,
+    plan: Benchmark,
+    folder: Path | None,
+    check: bool,
+    verbose: bool,
+    parameters: Callable[[], Parameters],
+) -> int:
+    """Check the recipes of a new benchmark, and run it unless it is only checked."""
+    from components.recipes import check_recipe
+    from components.recipes.benchmarks import arm_recipe
+    from components.recipes.estimates import describe_arms
+    from flows.process import run_flow
+    from tasks.benchmark_lines import prospects
+
     recipes = {arm: arm_recipe(plan, arm, plan.seeds[0]) for arm in plan.arms if folder is None}
     if not check:
         _say(f"checking the recipes of {name} ...")
@@ -593,8 +723,7 @@ def benchmark(
         return 0
     _say(time)
 
-    parameters = {"benchmark": name, "overrides": overrides, "resume": folder and str(folder)}
-    status, report = run_flow("flows.benchmark:benchmark", verbose, lambda: parameters)
+    status, report = run_flow("flows.benchmark:benchmark", verbose, parameters)
     if status == 0:
         folder = Path(report)
         print("\n" + (folder / "report.md").read_text(encoding="utf-8"))
@@ -704,6 +833,48 @@ def owners(sockets: SocketsOption = None, json: JsonOption = False) -> None:
 def _terminal_width() -> int | None:
     """Characters of a line of the terminal; None in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _read_prompts(is_terminal: bool) -> Iterator[str]:
+    """Prompts of the standard input that are not empty: lines, and texts in QUOTES."""
+    lines = _read_lines(is_terminal)
+    for line in lines:
+        text = line.strip()
+        if text.startswith(QUOTES):
+            text = text.removeprefix(QUOTES)
+            while not text.endswith(QUOTES):
+                following = next(lines, None)
+                if following is None:
+                    break
+                text += "\n" + following.rstrip()
+            text = text.removesuffix(QUOTES).strip()
+        if text:
+            yield text
+
+
+def _read_lines(is_terminal: bool) -> Iterator[str]:
+    """Lines of the standard input; a terminal shows where to type."""
+    from io import TextIOWrapper
+
+    from components.config import UserError
+
+    if is_terminal:
+        with suppress(ImportError):  # of a Python without it
+            import readline  # noqa: F401  (input() has a history then)
+        while True:
+            try:
+                yield input("> ")
+            except EOFError:
+                print()
+                return
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
+    try:
+        yield from sys.stdin or ()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"the prompts of the standard input are not UTF-8 ({error.reason}): convert them."
+        ) from None
 
 
 def _say(line: str) -> None:

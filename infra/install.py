@@ -2,8 +2,8 @@
 
     .venv/bin/python infra/install.py
 
-It installs the pinned dependencies, and then, side by side, generates the embedded model and imports what a
-first run needs, so that Python stores the bytecode, and makes an empty database for Prefect. The bytecode of
+It installs the pinned dependencies, and then, side by side, generates the embedded model with an empty
+database for Prefect, and imports what a first run needs, so that Python stores the bytecode. The bytecode of
 all 32,000 files would take longer than all of this. Only the standard library is imported here.
 """
 
@@ -25,13 +25,13 @@ PIP = "pip>=25"
 REQUIREMENT = ".[alpaca-eval,demo,dev,privacy,ray]"
 GENERATE = (
     "from components.environment import configure_libraries; configure_libraries();"
-    "from components.models.backbone import fetch_backbone; fetch_backbone('embedded')"
+    "from components.models.backbone import fetch_backbone; fetch_backbone('embedded');"
+    "from infra.stores import make_empty_prefect_database; make_empty_prefect_database()"
 )
 IMPORT = (
     "from components.environment import configure_libraries; configure_libraries();"
     "import flows.fed_rlhf, tasks.tracking, components.data.validation, components.alignment.dpo,"
-    " prefect.server.api.server, mlflow.server, flows.terminal;"
-    "from infra.stores import make_empty_prefect_database; make_empty_prefect_database()"
+    " prefect.server.api.server, mlflow.server, flows.terminal"
 )
 LAST_LINES = 40
 """Of pip's output, where it fails without a word on errors."""

@@ -31,20 +31,11 @@ def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool =
         UserError: see `export_model`.
     """
     check_export_folder(folder)
-    if not ((run.alignment if adapter is None else run.federation) / RESULT).is_file():
-        raise RecipeError(
-            f"run {run.id} is not finished, it is {run_state(run)}: finish it with `{run.resume_command}`."
-        )
     model: PolicyConfig | SelectorConfig
     if adapter is None:
-        outcome = aligned_outcome(run)
-        if outcome.clients:
-            raise RecipeError(
-                f"run {run.id} has no single policy, since its clients have their own: name an adapter with"
-                f" --adapter ({_listed(run.federation_result().adapters)})."
-            )
-        source, model, is_complete = run.alignment / outcome.folder, run.recipe().policy, True
+        source, model, is_complete = single_policy(run), run.recipe().policy, True
     else:
+        _require_phase(run, run.federation)
         result = run.federation_result()
         if adapter not in result.adapters:
             raise RecipeError(
@@ -61,6 +52,29 @@ def export_run(run: Run, folder: Path, adapter: str | None = None, merge: bool =
     verify_inputs(model)
     training = training_of(run, model.backbone, is_aligned=adapter is None)
     export_model(source, model, folder, merge, training, is_complete)
+
+
+def single_policy(run: Run) -> Path:
+    """PEFT folder of the aligned policy that all clients share.
+
+    Raises:
+        RecipeError: the alignment is not finished, or each client has a policy of its own.
+    """
+    _require_phase(run, run.alignment)
+    outcome = aligned_outcome(run)
+    if outcome.clients:
+        raise RecipeError(
+            f"run {run.id} has no single policy, since its clients have their own: `fed-rlhf export {run.id}"
+            f" FOLDER --adapter NAME` writes one of them ({_listed(run.federation_result().adapters)})."
+        )
+    return run.alignment / outcome.folder
+
+
+def _require_phase(run: Run, folder: Path) -> None:
+    if not (folder / RESULT).is_file():
+        raise RecipeError(
+            f"run {run.id} is not finished, it is {run_state(run)}: finish it with `{run.resume_command}`."
+        )
 
 
 def training_of(run: Run, backbone: BackboneConfig, is_aligned: bool) -> str:

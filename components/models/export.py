@@ -12,8 +12,10 @@ is that of the run.
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -37,9 +39,11 @@ from components.models.selector import find_choice_tokens
 from components.models.tokens import leading_ids
 
 if TYPE_CHECKING:
+    from huggingface_hub import HfApi
     from transformers import PreTrainedTokenizerBase
 
 FORMAT_FILE = "prompt_format.json"
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 class PromptFormat(TypedDict, total=False):
@@ -63,6 +67,72 @@ def check_export_folder(folder: Path) -> None:
     """Raise an UserError where a folder has files in it, or is a file."""
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UserError(f"{folder} is not an empty folder: name a new one, so that nothing is overwritten")
+
+
+def open_repository(name: str) -> str:
+    """The whole name of a model repository of the hub, which is made, and private, if it is missing.
+
+    Raises:
+        UserError: it is public, the hub refuses it, or does not answer.
+    """
+    with _explained(f"the model repository {name} of the hub cannot be used"):
+        api = _hub()
+        repository = str(api.create_repo(name, private=True, exist_ok=True).repo_id)
+        is_private = api.model_info(repository).private
+    if not is_private:
+        raise UserError(
+            f"the model repository {repository} is public, and an export's README.md has hashes of the data"
+            " and figures of its owners: make it private in its settings, or name another one."
+        )
+    return repository
+
+
+def push_folder(folder: Path, repository: str) -> str:
+    """Upload an export to a repository of `open_repository`.
+
+    Returns:
+        the address of the commit.
+
+    Raises:
+        UserError: nobody else could load it, the repository has a model of the other kind (an adapter, or a
+            merged model), the hub refuses it, or does not answer.
+    """
+    adapter = folder / ADAPTER_CONFIG
+    base = read_json(adapter)["base_model_name_or_path"] if adapter.is_file() else ""
+    if Path(base).is_dir():
+        raise UserError(
+            f"{folder} is written, but not uploaded, since its adapter needs the model in {base} of this"
+            " machine: export a whole model into another folder with --merge."
+        )
+    with _explained(f"{folder} is written, but not uploaded to {repository}"):
+        found = {file.rfilename for file in _hub().model_info(repository).siblings or []}
+        if found & {"config.json", ADAPTER_CONFIG} - {path.name for path in folder.iterdir()}:
+            raise ValueError(
+                "it has files of the other kind, an adapter or a merged model: delete them there"
+            )
+        commit = _hub().upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="Upload an export of fed-rlhf"
+        )
+    return str(commit.commit_url)
+
+
+def _hub() -> HfApi:
+    from huggingface_hub import HfApi, constants
+
+    return HfApi(endpoint=(os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/"))
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn the errors of the hub's library, and of the client of HTTP that it chose, into a sentence."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(
+            f"{what} ({reason}): see that the hub can be reached, and that you may write there, by `hf auth"
+            " login` or a token in HF_TOKEN."
+        ) from None
 
 
 def export_model(

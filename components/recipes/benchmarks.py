@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from components.config import Recipe, RecipeError, check_section, unknown_name
@@ -19,6 +21,8 @@ from components.reporting.published import Line
 BENCHMARKS = RECIPES.parent / "benchmarks"
 NOT_REGISTERED = "tracking.registered_model=null"
 """Of all arms that do not name a model themselves: a benchmark compares many policies."""
+ARM_CHARACTERS = 80
+"""Of the name of a sweep's arm, which names folders."""
 
 
 def benchmark_names() -> list[str]:
@@ -50,6 +54,88 @@ def load_benchmark(name_or_path: str, overrides: Sequence[str] = ()) -> Benchmar
     recipes = {arm: _check_arm(benchmark, arm, name_or_path) for arm in benchmark.arms}
     _check_figures(benchmark, recipes, name_or_path)
     return benchmark
+
+
+def plan_sweep(recipe: str, settings: Sequence[str]) -> Benchmark:
+    """A benchmark of all combinations of the values of settings, an arm each.
+
+    Args:
+        recipe: name or path.
+        settings: 'key.path=value' settings of all arms, and 'key.path=value,value' ones that are swept, in
+            the order in which they are applied; a comma within brackets or quotes separates no values. Those
+            of `seed` are the seeds, by default the recipe's own.
+
+    Raises:
+        RecipeError: no setting has several values, a key is named twice, or a recipe cannot be run.
+    """
+    chosen: dict[str, list[str]] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        values = list(dict.fromkeys(_split_values(text)))
+        if not equals or not all(values):
+            raise RecipeError(f"'{setting}': write it as KEY.PATH=VALUE or KEY.PATH=VALUE,VALUE.")
+        if key in chosen:
+            raise RecipeError(f"{key} is given twice: give it once, with all its values.")
+        chosen[key] = values
+    seeds = chosen.pop("seed", None) or [str(load_recipe(recipe).seed)]
+    if not all(re.fullmatch("[0-9]+", seed) for seed in seeds):
+        raise RecipeError(f"'seed={','.join(seeds)}': seeds are whole numbers, as in seed=0,1,2.")
+    swept = [key for key, values in chosen.items() if len(values) > 1]
+    if not swept and len(seeds) < 2:
+        raise RecipeError(
+            "no setting has several values: give one as KEY.PATH=VALUE,VALUE, or use `fed-rlhf run`."
+        )
+    names = _short_names(swept)
+    arms: dict[str, list[str]] = {}
+    for combination in product(*chosen.values()):
+        values_of = dict(zip(chosen, combination, strict=True))
+        words = "_".join(f"{names[key]}-{values_of[key]}" for key in swept)
+        arm = name = re.sub(r"[^A-Za-z0-9_-]+", "_", words)[:ARM_CHARACTERS] or "recipe"
+        number = 1
+        while arm.casefold() in map(str.casefold, arms):
+            number += 1
+            arm = f"{name}-{number}"
+        arms[arm] = [f"{key}={value}" for key, value in values_of.items()]
+    where = f"the sweep of {recipe}"
+    content = {"recipe": recipe, "seeds": [int(seed) for seed in seeds], "arms": arms}
+    plan = check_section(Benchmark, content, where)
+    for arm in plan.arms:
+        _check_arm(plan, arm, where)
+    return plan
+
+
+def _split_values(text: str) -> list[str]:
+    """The values of a setting, which commas outside of brackets and quotes separate."""
+    values, start, depth, quote = [], 0, 0, ""
+    for n, character in enumerate(text):
+        before = text[start:n].rstrip()
+        if quote:
+            quote = "" if character == quote else quote  # '' within quotes ends them, and begins them again
+        elif character in "\"'" and (not before or before[-1] in "[{,:" or before[-1] == character):
+            quote = character
+        elif character in "[{":
+            depth += 1
+        elif character in "]}":
+            depth = max(depth - 1, 0)
+        elif character == "," and depth == 0:
+            values.append(before.strip())
+            start = n + 1
+    return [*values, text[start:].strip()]
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last parts of keys, as few as tell them apart."""
+    names = {}
+    for key in keys:
+        parts = key.split(".")
+        count = next(n for n in range(1, len(parts) + 1) if _has_own_end(parts[-n:], key, keys))
+        names[key] = "-".join(parts[-count:])
+    return names
+
+
+def _has_own_end(end: Sequence[str], key: str, keys: Sequence[str]) -> bool:
+    others = [other.split(".") for other in keys if other != key]
+    return len(end) == len(key.split(".")) or not any(other[-len(end) :] == list(end) for other in others)
 
 
 def arm_recipe(benchmark: Benchmark, arm: str, seed: int) -> Recipe:

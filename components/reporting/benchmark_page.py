@@ -248,7 +248,7 @@ def judges_table(results: BenchmarkResults) -> Table:
     rows = []
     for name, by_seed in results.contests.items():
         consistency = {seed: format_number(contest.consistency) for seed, contest in by_seed.items()}
-        rows.append([f"position consistency, {name}", *(consistency.get(seed, MISSING) for seed in seeds)])
+        rows.append([f"both orders agree, {name}", *(consistency.get(seed, MISSING) for seed in seeds)])
     runs = [results.judges.get(seed, {}) for seed in seeds]
     names = sorted(set[str]().union(*results.judges.values()))
     for name in (name for name in names if name.startswith("judge_accuracy")):
@@ -263,8 +263,8 @@ def judges_table(results: BenchmarkResults) -> Table:
         "The judge",
         ["", *(f"seed {seed}" for seed in seeds)],
         rows,
-        "Position consistency: the share of pairs on which the verdicts in both orders agree. The judge's own"
-        " accuracy is on held-out pairs of owners outside the federation.",
+        "Both orders agree: the share of pairs on which the verdicts in both orders do (the position"
+        " consistency). The judge's own accuracy is on held-out pairs of owners outside the federation.",
     )
 
 

@@ -29,7 +29,7 @@ from components.reporting.units import PROMPTS, Units
 HOLDS = "holds"
 FAILS = "fails"
 UNDECIDED = "undecided"
-MAY_BE_CHANCE = "at equal length it may be chance"
+MAY_BE_CHANCE = "length-controlled it may be chance"
 
 ROUNDING = 1e-9
 """Tolerance of a comparison of a number with a limit, and of a figure with its units' mean."""
@@ -182,7 +182,7 @@ ONE_SEEDS_RESAMPLES = 100
 
 CONTEST_LABELS = {
     WINS: "share of wins among wins and losses",
-    WINS_EQUAL_LENGTH: "rate at equal length, a tie half a win",
+    WINS_EQUAL_LENGTH: "length-controlled rate, a tie half a win",
 }
 
 
@@ -199,7 +199,7 @@ def _measure_contest(
     every = [one for one in contests.values() if any(verdict in counted for verdict in one.verdicts)]
     if figure == WINS:
         by_seed = {n: _decided_words(*map(one.verdicts.count, DECIDED)) for n, one in contests.items()}
-        finding = _with_numbers(finding, by_seed, f"{decided}; at equal length, a tie half, {equal}")
+        finding = _with_numbers(finding, by_seed, f"{decided}; length-controlled, a tie half, {equal}")
         if not pool.wins + pool.losses:
             return replace(finding, reason="0 wins to 0 losses"), len(contests)
         value = pool.wins / (pool.wins + pool.losses)

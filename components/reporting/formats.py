@@ -71,8 +71,8 @@ def rate_cells(one: ContestFigures, judges: Sequence[Mapping[str, float]], corre
     return {
         "wins/ties/losses": format_counts(one),
         "win rate, ties as 1/2 [95%]": format_figure(one, "ties_half"),
-        "at equal length [95%]": format_figure(one, "length_controlled"),
-        "at equal length and style [95%]": format_figure(one, "style_controlled"),
+        "length-controlled [95%]": format_figure(one, "length_controlled"),
+        "length- and style-controlled [95%]": format_figure(one, "style_controlled"),
         corrected: text,
         "share of wins [95%]": format_share_of_wins(one),
     }

@@ -104,7 +104,7 @@ def round_line(record: StepRecord) -> str:
     if steps := [value for name, value in scalars if name.rpartition("/")[2] == SERVER_STEP]:
         ends = sorted({min(steps), max(steps)}) if len(steps) > MANY_STEPS else steps
         separator = " to " if len(steps) > MANY_STEPS else ", "
-        parts.append(f"server moved {separator.join(f'{value:.3f}' for value in ends)}")
+        parts.append(f"update norm {separator.join(f'{value:.3f}' for value in ends)}")
     for name, reasons in (("failed", record.failed), ("refused", record.refused)):
         clients = [f"{client} ({reason})" for client, reason in reasons.items()]
         parts += [f"{name}: {'; '.join(clients)}"] if clients else []

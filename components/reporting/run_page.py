@@ -53,8 +53,8 @@ SHOWN_PROMPTS = 12
 """Prompts whose answers are shown side by side, the first ones by id; nothing is selected."""
 
 EQUAL_LENGTH = (
-    "At equal length: what a logistic model of the length difference predicts for answers of equal length. A"
-    " tie counts as half a win."
+    "Length-controlled: what a logistic model of the length difference predicts for answers of equal length."
+    " A tie counts as half a win."
 )
 PARTITION_CAPTION = "Training, validation and test pairs of each client by domain (FedBiscuit figure 3)."
 CLIENT_LABELS = {
@@ -124,7 +124,7 @@ NOISED = {
 }
 """By unit, what is done to what clients send."""
 EFFECTS = (
-    "Of the logistic model that predicts the rate at equal length and style, which has the standardized"
+    "Of the logistic model that predicts the length- and style-controlled rate, which has the standardized"
     " differences of the length and of the numbers of headings, list items and bold passages (Markdown)."
     " Above 0 the judge prefers more of it, the others being equal."
 )
@@ -138,7 +138,7 @@ RATE_HEADINGS = (
     " losses), as in FedBiscuit's table 1. " + EQUAL_LENGTH
 )
 ORDER_HEADINGS = (
-    " Consistency: the share of pairs on which the judge's verdicts in both orders agree. Ours"
+    " Both orders agree: the share of pairs on which the judge's verdicts in both orders agree. Ours"
     " first: the share of wins if the judge reads the answer of the policy named first before the"
     " other one, in this order alone."
 )
@@ -359,7 +359,7 @@ def contests_table(results: RunResults) -> Table:
         rows.append(
             {"": label}
             | rate_cells(one, [judge], "corrected [95%]")
-            | {"consistency": format_percent(one.consistency)}
+            | {"both orders agree": format_percent(one.consistency)}
             | {"ours first [95%]": format_share_of_wins(one.single_order)}
         )
     notes = [f"judge: {evaluation.judge}"]
@@ -398,8 +398,8 @@ def _policy_table(results: RunResults) -> Table:
     rows = []
     if (kl := alignment.metrics.get("kl_sequence")) is not None:
         prompts = results.recipe.alignment.dpo.kl_prompts
-        label = f"KL to the reference ({alignment.reference}) on up to {prompts} held-out prompts"
-        rows.append([f"{label}, nats per completion", "", f"{kl:z.2f}"])
+        label = f"sequence-level KL to the reference policy ({alignment.reference}) in nats"
+        rows.append([f"{label}, on up to {prompts} held-out prompts", "", f"{kl:z.2f}"])
     if evaluation.rouge["aligned"]:
         rows.append(["ROUGE-L", *(format_number(evaluation.rouge[name]["rougeLsum"]) for name in policies)])
     if (reward := evaluation.implicit_reward) is not None:
@@ -466,8 +466,8 @@ def alpaca_tables(result: AlpacaEvalResult) -> list[Table]:
                 "s.e.": format_number(one.standard_error, 2),
                 "discrete": format_number(one.discrete_win_rate, 2),
                 "length-controlled": format_number(one.length_controlled_winrate, 2),
-                "at equal length [95%]": equal_length,
-                "at equal length and style [95%]": equal_style,
+                "length-controlled [95%]": equal_length,
+                "length- and style-controlled [95%]": equal_style,
                 "wins/draws/losses": f"{one.n_wins}/{one.n_draws}/{one.n_wins_base}{missing}",
                 "characters": f"{one.avg_length:,}",
             }
@@ -603,7 +603,7 @@ def _win_rate_charts(results: RunResults) -> list[Chart]:
         one = results.evaluation.contests[name]
         if math.isfinite(one.length_controlled):
             intervals[label] = (one.length_controlled, one.length_controlled_low, one.length_controlled_high)
-    title = "Win rates at equal length, 95% intervals"
+    title = "Length-controlled win rates, 95% intervals"
     chart = charts.interval_chart(title, "win rate", intervals, 0.5) if intervals else None
     return [Chart(chart, EQUAL_LENGTH)] if chart else []
 

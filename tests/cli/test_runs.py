@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from components.config import UserError
 from components.io import file_hash
 from components.recipes import load_recipe
 from components.recipes.inputs import store_inputs
+from tasks import chat
 from tasks.run_table import format_headline
 from tasks.runs import Run, create_run, lock
 from tests.support.command_line import fed_rlhf, refusal
 from tests.support.pipeline import ROOT, Workplace
 
 OVERRIDES = ["federation.rounds=1", "seed=3"]
+CHATS = [("--temperature", "1"), ("--temperature", "1"), ()]
 
 
 @dataclass(frozen=True)
@@ -316,6 +319,62 @@ def test_the_aligned_policy_of_a_run_is_exported(copied, tmp_path):
     assert [text for text in words if text not in readme] == []
 
 
+def test_the_base_and_the_aligned_policy_answer_prompts_side_by_side(copied):
+    rows = json.loads((copied / "evaluation" / "answers.json").read_text())[:2]
+    assert all("\n" in row["prompt"] for row in rows)
+    texts = [f'"""{row["prompt"]}"""' for row in rows]
+    limit = Run("run", copied).recipe().policy.max_new_tokens
+    expected = ""
+    for row in rows:
+        for name in ("base", "aligned"):
+            cut = "" if row[name]["finished"] else f" [cut at {limit} tokens]"
+            expected += f"{name:9}{row[name]['text']}{cut}\n".replace("\n", "\n" + 9 * " ").rstrip(" ")
+    assert " [cut at " in expected
+    result = fed_rlhf("chat", copied.name, answer="\n\n".join(texts) + "\n")
+    assert result.stdout == expected
+    assert result.exit_code == 0
+
+
+def test_samples_of_a_chat_are_the_same_again(copied):
+    answers = [fed_rlhf("chat", copied.name, *options, answer="a line\n").stdout for options in CHATS]
+    assert answers[0] == answers[1] != answers[2]
+    assert [answer.count("aligned  ") for answer in answers] == [1, 1, 1]
+
+
+def test_a_chat_says_what_is_cut_off_and_goes_on_after_a_prompt_that_is_refused(copied, monkeypatch):
+    surplus = chat.Chat.surplus
+
+    def refuse(self, prompt):
+        if prompt == "refused":
+            raise UserError("this template takes no such turn")
+        return surplus(self, prompt)
+
+    monkeypatch.setattr(chat.Chat, "surplus", refuse)
+    result = fed_rlhf("chat", copied.name, answer="refused\n" + "word " * 500)
+    assert result.exit_code == 2
+    refused, cut = result.stderr.splitlines()
+    assert refused == "prompt 1: this template takes no such turn"
+    assert re.fullmatch(r"prompt 2: \d+ tokens are cut off, since policy.max_prompt_tokens is \d+", cut)
+    assert "aligned  " in result.stdout
+
+
+def test_a_chat_refuses_what_it_cannot_read(copied):
+    error = refusal("chat", copied.name, answer=b"caf\xe9\n")
+    assert error.startswith("error: the prompts of the standard input are not UTF-8")
+
+
+@pytest.mark.long
+def test_a_sweep_is_a_benchmark_of_all_combinations(new_workplace):
+    place = new_workplace("sweep")
+    output = run_command(place, "sweep", "debug", "federation.rounds=1,2", "alignment.prompts=2")
+    (folder,) = place.runs.glob("benchmark-sweep-debug-*")
+    runs = [Run(path.name, path) for path in sorted(folder.glob("*-seed-0"))]
+    assert [run.recipe().federation.rounds for run in runs] == [1, 2]
+    assert {run.recipe().alignment.prompts for run in runs} == {2}
+    assert "rounds-2" in output
+    assert (folder / "report" / "report.html").is_file()
+
+
 def test_a_run_that_is_not_evaluated_is_exported_without_figures(copied, tmp_path):
     (copied / "evaluate.done").unlink()
     fed_rlhf("export", copied.name, str(tmp_path / "policy"))
@@ -364,7 +423,8 @@ def test_a_run_whose_clients_have_their_own_policies_needs_the_name_of_an_adapte
     aligned.write_text(json.dumps(adopted))
     error = refusal("export", copied.name, str(tmp_path / "x"))
     assert "has no single policy" in error
-    assert "--adapter (selector)" in error
+    assert "--adapter NAME` writes one of them (selector)" in error
+    assert refusal("chat", copied.name) == error
 
 
 def test_an_adapter_that_is_completed_by_private_modules_is_not_merged(copied, tmp_path):

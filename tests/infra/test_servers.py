@@ -292,8 +292,9 @@ def test_a_dead_server_of_the_stages_is_replaced(api_stub, sleeper):
     url = servers._stages_server(dvc)
     port = int(re.search(r":(\d+)/", url)[1])
     for process in psutil.Process().children(recursive=True):
-        if process.status() != psutil.STATUS_ZOMBIE and str(port) in process.cmdline():
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
+            if process.status() != psutil.STATUS_ZOMBIE and str(port) in process.cmdline():
+                process.kill()
     assert eventually(lambda: not servers.is_up(f"{url}/health"))
     other = servers._stages_server(dvc)
     assert servers.is_up(f"{other}/health")

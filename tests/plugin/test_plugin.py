@@ -20,6 +20,7 @@ from components.config.data import SOURCES
 from components.config.federation import AGGREGATORS, METHODS
 from components.models.store import AdapterStore
 from components.results import FederationResult
+from flows.scaffold import write_scaffold
 from tests.support.pipeline import ROOT
 
 pytestmark = pytest.mark.pipeline
@@ -32,14 +33,15 @@ TICKETS = ["data.source=tickets", "data.options={agents: 8}", "data.partition=na
 
 
 class Installed:
-    """The example package, installed into a folder.
+    """A package, installed into a folder.
 
     Args:
         folder: where it is built and installed.
+        example: the folder of the package.
     """
 
-    def __init__(self, folder):
-        source = shutil.copytree(EXAMPLE, folder / "source")
+    def __init__(self, folder, example=EXAMPLE):
+        source = shutil.copytree(example, folder / "source")
         self.packages = folder / "packages"
         self.tests = source / "tests"
         options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target"]
@@ -193,3 +195,20 @@ def test_without_the_package_its_method_is_refused_with_the_installed_ones(insta
     assert done.returncode == 2
     assert "'feddpo-step'" in done.stderr
     assert "feddpo" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("method", ["federation.method=fed-mine"]),
+        ("source", ["data.source=fed-mine", "data.options={}", "data.partition=natural"]),
+    ],
+)
+def test_a_new_package_is_installed_and_its_tests_pass(tmp_path, monkeypatch, kind, settings):
+    monkeypatch.chdir(tmp_path)
+    write_scaffold(kind, "fed-mine")
+    package = Installed(tmp_path / "installed", tmp_path / "fed-mine")
+    done = package.run("-m", "pytest", "-q", "-p", "no:cacheprovider", str(package.tests))
+    assert done.returncode == 0, done.stdout
+    assert "the recipe is valid" in package.fed_rlhf("check", "debug", *settings)

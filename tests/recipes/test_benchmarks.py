@@ -12,6 +12,7 @@ from components.recipes.benchmarks import (
     arm_recipe,
     benchmark_names,
     load_benchmark,
+    plan_sweep,
     read_benchmark,
 )
 
@@ -450,3 +451,75 @@ def test_fronts_that_cannot_be_drawn_are_refused(tmp_path, changes, part):
 def test_an_unknown_benchmark_is_refused_with_the_nearest_name():
     with pytest.raises(RecipeError, match=r"benchmark 'sumarization'.*Did you mean 'summarization'"):
         load_benchmark("sumarization")
+
+
+def test_a_sweep_has_an_arm_for_each_combination_of_values():
+    plan = plan_sweep(
+        "debug",
+        [
+            "federation.optimizer.lr=1e-3,1e-4",
+            "alignment.dpo.lr=1e-5, 1e-6",
+            "federation.rounds=2",
+            "seed=0,3",
+        ],
+    )
+    assert plan.seeds == [0, 3]
+    assert plan.arms == {
+        f"optimizer-lr-{one}_dpo-lr-{other}": [
+            f"federation.optimizer.lr={one}",
+            f"alignment.dpo.lr={other}",
+            "federation.rounds=2",
+        ]
+        for one in ("1e-3", "1e-4")
+        for other in ("1e-5", "1e-6")
+    }
+
+
+def test_a_sweep_has_the_seed_of_its_recipe(tmp_path):
+    (tmp_path / "own.yaml").write_text("extends: debug\nname: own\nseed: 7\n")
+    assert plan_sweep(str(tmp_path / "own.yaml"), ["federation.rounds=1,2"]).seeds == [7]
+
+
+def test_the_settings_of_a_sweep_are_applied_in_their_order():
+    plan = plan_sweep(
+        "debug", ["federation.options={},{aggregator: uniform}", "federation.options.average_over=self"]
+    )
+    arms = [arm_recipe(plan, arm, 0).federation.options for arm in plan.arms]
+    assert [options.average_over for options in arms] == ["self", "self"]
+    assert [options.aggregator.kind for options in arms] == ["participation", "uniform"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "arms"),
+    [
+        (["federation.optimizer.betas=[0.9, 0.95],[0.8, 0.9]"], ["betas-_0_9_0_95_", "betas-_0_8_0_9_"]),
+        (["tracking.experiment='a,b',c"], ["experiment-_a_b_", "experiment-c"]),
+        (["selector.lora.r=4,8", "selector.lora.alpha=8,8"], ["r-4", "r-8"]),
+        (["tracking.experiment='it''s, a',b"], ["experiment-_it_s_a_", "experiment-b"]),
+        (["federation.optimizer.lr=1.0,1_0"], ["lr-1_0", "lr-1_0-2"]),
+        (["tracking.experiment=a.0,a_0-2,a_0"], ["experiment-a_0", "experiment-a_0-2", "experiment-a_0-3"]),
+        (["seed=1,2"], ["recipe"]),
+    ],
+)
+def test_values_of_a_sweep_are_separated_by_commas_outside_of_brackets_and_quotes(settings, arms):
+    plan = plan_sweep("debug", settings)
+    assert list(plan.arms) == arms
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["federation.rounds=2"], "no setting has several values"),
+        (["federation.rounds=2,"], "write it as KEY.PATH=VALUE or"),
+        (["federation.rounds"], "write it as KEY.PATH=VALUE or"),
+        (["federation.rounds=1,2", "federation.rounds=3"], "federation.rounds is given twice"),
+        (["federation.rounds=1,none"], "the sweep of debug: arm rounds-none: "),
+        (["federation.runds=1,2"], "the sweep of debug: arm runds-1: .*federation.rounds"),
+        (["seed=0,one"], "'seed=0,one': seeds are whole numbers"),
+        (["seed=[0,1"], "seeds are whole numbers"),
+        (["seed=0,'"], "seeds are whole numbers"),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_is_refused(settings, words):
+    with pytest.raises(RecipeError, match=words):
+        plan_sweep("debug", settings)

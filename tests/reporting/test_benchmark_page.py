@@ -160,7 +160,7 @@ def test_the_judges_table_has_its_consistency_and_its_own_accuracy_on_a_number_o
     table = judges_table(BenchmarkResults(contests=contests, judges=judges))
     assert table.header == ["", "seed 0", "seed 1"]
     assert table.rows == [
-        ["position consistency, A against base policy", "0.750", "0.500"],
+        ["both orders agree, A against base policy", "0.750", "0.500"],
         ["own accuracy", "0.700", "0.600"],
         ["own accuracy, pairs of domain own", "0.500", "-"],
         ["own accuracy, held-out pairs", "84", "not recorded"],

@@ -120,7 +120,7 @@ def test_a_measure_of_a_method_is_a_line():
 def test_a_step_is_a_line_with_its_clients_failures_and_numbers_of_the_server():
     clients = {"ada": client_record({"loss": 0.5}), "bea": client_record({"loss": 0.7})}
     line = round_line(step_record(clients=clients, server={"s0/server_step": 0.25, "s0/members": 2}))
-    assert line == "2 clients, training loss 0.600, server moved 0.250"
+    assert line == "2 clients, training loss 0.600, update norm 0.250"
     record = step_record(phase="grouping", rounds_done=0, server={"moved": 3.0, "loss_of_group": 0.5})
     assert round_line(record) == "grouping: 0 clients, moved 3, loss_of_group 0.5"
     line = round_line(step_record(failed={"ada": "no memory"}, refused={"bea": "NaN in A"}))

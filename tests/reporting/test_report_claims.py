@@ -263,7 +263,7 @@ def test_figures_that_are_missing_or_no_numbers_are_undecided_and_named():
 def test_a_claim_on_wins_leaves_ties_out():
     finding = check_contest({"above": 0.5}, {0: contest([WIN, WIN, TIE]), 1: contest([LOSS])})
     assert finding.by_seed == "0: 2 to 0 (1.000); 1: 0 to 1 (0.000)"
-    assert finding.overall.startswith("2 to 1 (0.667); at equal length, a tie half, 62.5% [")
+    assert finding.overall.startswith("2 to 1 (0.667); length-controlled, a tie half, 62.5% [")
     assert finding.verdict == UNDECIDED
     assert finding.drawn == "2 seeds x 1 to 3 prompts"
 
@@ -348,7 +348,7 @@ def test_a_claim_may_be_on_the_rate_at_equal_length():
         check_contest({"above": 0.5, "figure": figure}, seeds) for figure in ("wins", "wins_equal_length")
     )
     assert wins.verdict == HOLDS
-    assert equal.claim == "FedBis against base policy: rate at equal length, a tie half a win above 0.5"
+    assert equal.claim == "FedBis against base policy: length-controlled rate, a tie half a win above 0.5"
     assert equal.value < wins.value - 0.05
     assert equal.low < equal.value < equal.high
     assert equal.low > 0

@@ -279,7 +279,7 @@ def test_the_policy_has_its_kl_rouge_reward_lengths_and_the_curve_over_dpo(debug
     )
     (policy,) = [table for table in headline_tables(results) if table.title == "Policy"]
     assert rows_of(policy) == {
-        "KL to the reference (base) on up to 2 held-out prompts, nats per completion": ["", "1.50"],
+        "sequence-level KL to the reference policy (base) in nats, on up to 2 held-out prompts": ["", "1.50"],
         "ROUGE-L": ["0.200", "0.300"],
         "accuracy of its implicit reward, clients' mean on 12 pairs": ["", "0.600"],
         "its worst client": ["", "0.400"],

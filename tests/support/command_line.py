@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from click.testing import Result
 
 
-def fed_rlhf(*arguments: str, answer: str | None = None, variables: dict[str, str] | None = None) -> Result:
+def fed_rlhf(
+    *arguments: str, answer: str | bytes | None = None, variables: dict[str, str] | None = None
+) -> Result:
     """Exit status and output of a command.
 
     Args:
@@ -23,7 +25,7 @@ def fed_rlhf(*arguments: str, answer: str | None = None, variables: dict[str, st
     return CliRunner().invoke(app, list(arguments), input=answer, env=variables)
 
 
-def refusal(*arguments: str, answer: str | None = None) -> str:
+def refusal(*arguments: str, answer: str | bytes | None = None) -> str:
     """The error of a command that refuses its arguments: one line, no stack trace, exit status 2.
 
     A line before it may say what was being checked.

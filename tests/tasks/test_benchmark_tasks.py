@@ -226,7 +226,7 @@ def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(fin
         "| FedBis against FedDPO: share of wins among wins and losses above 0.5 | undecided (one seed,"
         " 1 of 2 seeds) |",
         "the worst 10% of the clients (at least one), the spread, and Jain's index",
-        "| position consistency, FedBis against base policy | 0.500 |",
+        "| both orders agree, FedBis against base policy | 0.500 |",
         "| own accuracy, held-out pairs | 84 |",
         "| base policy | 1 |",
     ):

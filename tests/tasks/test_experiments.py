@@ -41,6 +41,16 @@ def test_a_deleted_experiment_is_refused_with_the_command_that_restores_it(use, 
     assert find_or_create_experiment(client, NAME) == number
 
 
+def test_an_experiment_says_which_columns_to_begin_with_unless_it_is_described_otherwise(use, tmp_path):
+    client = use(tmp_path / "here")
+    number = find_or_create_experiment(client, NAME)
+    note = client.get_experiment(number).tags["mlflow.note.content"]
+    assert "aligned_vs_base/ties_half" in note
+    client.set_experiment_tag(number, "mlflow.note.content", "mine")
+    find_or_create_experiment(client, NAME)
+    assert client.get_experiment(number).tags["mlflow.note.content"] == "mine"
+
+
 def test_an_experiment_of_a_moved_project_is_refused_with_both_places(use, tmp_path):
     number = find_or_create_experiment(use(tmp_path / "here"), NAME)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
