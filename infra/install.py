@@ -45,7 +45,8 @@ def main() -> int:
     if int(version("pip").split(".")[0]) < int(PIP.rpartition("=")[2]):
         print("  updating pip", flush=True)  # an index may lack it: the one at hand does it too
         upgrade = [*_pip("install"), "--quiet", "--retries", "1", "--upgrade", PIP]
-        subprocess.run(upgrade, stderr=subprocess.DEVNULL)
+        with subprocess.Popen(upgrade, stderr=subprocess.DEVNULL) as update:
+            _wait([update], lambda: "updating pip", start)
     found: list[str] = []
     command = [*_pip("install"), "--no-compile", "-c", "constraints.txt", "-e", REQUIREMENT]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}

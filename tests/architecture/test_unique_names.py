@@ -22,3 +22,8 @@ def test_no_two_classes_of_components_have_one_name():
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
     assert len(classes) > 100
     assert repeated(classes) == []
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """Pytest imports them by their names alone, and `make test` would collect one of them only."""
+    assert repeated(path.name for path in (PACKAGE / "tests").rglob("test_*.py")) == []

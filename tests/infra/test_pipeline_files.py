@@ -464,6 +464,13 @@ def test_an_installation_that_fails_ends_with_the_reasons_of_pip(installation, c
     assert "generating" not in output
 
 
+def test_an_update_of_pip_is_not_silent(installation, monkeypatch, capfd):
+    main = installation("import time; time.sleep(0.5)")
+    monkeypatch.setattr(install, "PIP", "pip>=999")
+    assert main() == 0
+    assert capfd.readouterr().out.count("updating pip") > 1
+
+
 def test_an_installation_says_what_it_does_and_fails_without_the_embedded_model(installation, capfd):
     pip = "import time; print('Collecting one'); time.sleep(0.5)"
     assert installation(pip, generate="exit(3)")() == 1
