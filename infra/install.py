@@ -43,8 +43,8 @@ def main() -> int:
     """Install, and return the exit status."""
     start = time.monotonic()
     if int(version("pip").split(".")[0]) < int(PIP.rpartition("=")[2]):
-        print("  updating pip", flush=True)  # an index may lack it: the one at hand does it too
         upgrade = [*_pip("install"), "--quiet", "--retries", "1", "--upgrade", PIP]
+        # an index may lack it: the one at hand does it too
         with subprocess.Popen(upgrade, stderr=subprocess.DEVNULL) as update:
             _wait([update], lambda: "updating pip", start)
     found: list[str] = []
@@ -90,8 +90,8 @@ def _installed() -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen[Any]], describe: Callable[[], str], start: float) -> None:
-    """Wait for processes, and say now and then what they have done."""
-    said = time.monotonic()
+    """Wait for processes, and say at once and then now and again what they do."""
+    said = time.monotonic() - LINE_SECONDS
     while any(process.poll() is None for process in processes):
         time.sleep(0.2)
         if time.monotonic() - said >= LINE_SECONDS:

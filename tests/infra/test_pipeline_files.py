@@ -464,11 +464,17 @@ def test_an_installation_that_fails_ends_with_the_reasons_of_pip(installation, c
     assert "generating" not in output
 
 
-def test_an_update_of_pip_is_not_silent(installation, monkeypatch, capfd):
-    main = installation("import time; time.sleep(0.5)")
+def test_each_step_of_an_installation_speaks_at_once(installation, monkeypatch, capfd):
+    main = installation("import time; time.sleep(0.5)", generate="import time; time.sleep(0.5)")
     monkeypatch.setattr(install, "PIP", "pip>=999")
+    monkeypatch.setattr(install, "LINE_SECONDS", 60.0)
     assert main() == 0
-    assert capfd.readouterr().out.count("updating pip") > 1
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "updating pip",
+        "0 packages found",
+        "generating the embedded model, and compiling what a run imports",
+    ]
 
 
 def test_an_installation_says_what_it_does_and_fails_without_the_embedded_model(installation, capfd):
