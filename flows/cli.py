@@ -403,7 +403,7 @@ def export(
 def chat(
     run: RunArgument,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Of sampling; 0 takes the likeliest token each time.")
+        float, typer.Option(min=0.0, max=100.0, help="Of sampling; 0 takes the likeliest token each time.")
     ] = 0.0,
 ) -> int:
     """Let the base and the aligned policy of a run answer prompts.

@@ -18,7 +18,7 @@ MAX_ARM = 100
 WINS = "wins"
 """The figure of a claim on a contest: wins / (wins + losses), without ties."""
 WINS_EQUAL_LENGTH = "wins_equal_length"
-"""The figure of a claim on a contest: the rate at equal length, with a tie as half a win."""
+"""The figure of a claim on a contest: the length-controlled win rate, with a tie as half a win."""
 OF_CONTESTS = (WINS, WINS_EQUAL_LENGTH)
 """Figures of contests."""
 BASE_POLICY = "base policy"
@@ -37,7 +37,7 @@ class Claim(Section):
     """The arm."""
     figure: str
     """Name of a figure; or, of the judge's contests with those of `against`: wins, the share of wins among
-    wins and losses, without ties; wins_equal_length, the rate at equal length, with a tie as half a win
+    wins and losses, without ties; wins_equal_length, the length-controlled win rate, with a tie as half a win
     (components/evaluation/length_control.py). A judge may prefer long answers, which the second one takes
     out."""
     against: list[str] = Field(default_factory=list)

@@ -111,7 +111,7 @@ class EvaluationConfig(Section):
     bootstrap: int = Field(2000, ge=100, le=1_000_000)
     """Resamples of the bootstrap intervals of win rates and accuracies."""
     style_control: bool = False
-    """Whether win rates are also given at equal length and style: with the differences of headings, list
+    """Whether win rates are also controlled for length and style: with the differences of headings, list
     items and bold passages (Markdown) in the logistic model of the length difference, as in LMArena's style
     control."""
     alpaca_eval: AlpacaEvalConfig | None = None

@@ -341,6 +341,12 @@ def test_samples_of_a_chat_are_the_same_again(copied):
     assert [answer.count("aligned  ") for answer in answers] == [1, 1, 1]
 
 
+def test_a_chat_refuses_an_infinite_temperature(copied):
+    result = fed_rlhf("chat", copied.name, "--temperature", "inf", answer="a line\n")
+    assert result.exit_code == 2
+    assert "'--temperature': Input should be less than or equal to 100" in result.stderr
+
+
 def test_a_chat_says_what_is_cut_off_and_goes_on_after_a_prompt_that_is_refused(copied, monkeypatch):
     surplus = chat.Chat.surplus
 

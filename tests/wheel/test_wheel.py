@@ -85,6 +85,7 @@ def test_commands_use_the_installed_packages_and_the_script_has_all_recipes(whee
     code = f"import {', '.join(modules)}; print({'.__file__, '.join(modules)}.__file__, sep='\\n')"
     paths = wheel.run([sys.executable, "-c", code], tmp_path).stdout.splitlines()
     assert all(Path(path).is_relative_to(wheel.packages) for path in paths)
+    assert all((wheel.packages / name / "py.typed").is_file() for name in SOURCES), "type checkers need it"
     (metadata,) = wheel.packages.glob("fed_rlhf-*.dist-info")
     (script,) = PathDistribution(metadata).entry_points.select(group="console_scripts")
     assert script.name == "fed-rlhf"
