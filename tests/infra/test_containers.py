@@ -63,6 +63,19 @@ def test_the_database_of_prefects_container_has_an_installed_driver():
     assert engine.url.host == "postgres"
 
 
+def test_the_worker_registers_the_deployments_as_up_does_before_it_starts():
+    url = f"http://127.0.0.1:{servers.free_port()}/api"
+    done = subprocess.run(
+        ["sh", "-c", COMPOSE["worker"]["command"][-1].replace("python", sys.executable, 1)],
+        cwd=ROOT,
+        env=environment_without("PREFECT_") | {"PREFECT_API_URL": url},
+        capture_output=True,
+        text=True,
+    )
+    assert "ServerError: prefect work-pool create fed-rlhf --type process --overwrite failed" in done.stderr
+    assert "Worker" not in done.stdout + done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.pipeline
 def test_a_client_without_the_artifact_folder_stores_artifacts_through_the_container_s_server(tmp_path):

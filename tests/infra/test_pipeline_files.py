@@ -526,8 +526,7 @@ def test_the_wheel_contains_every_package_recipe_benchmark_and_template():
     assert set(find_packages(str(ROOT), include=include)) == expected, "each folder has an __init__.py"
     contained = set()
     for package, patterns in project["tool"]["setuptools"]["package-data"].items():
-        folder = ROOT.joinpath(*package.split("."))
-        for pattern in patterns:
-            contained.update(folder.glob(pattern))
+        folders = ROOT.glob("/".join(package.split(".")))  # "*" is every package
+        contained.update(path for folder in folders for pattern in patterns for path in folder.glob(pattern))
     for path in [*(ROOT / "components").rglob("*"), *(ROOT / "flows").rglob("*")]:
         assert path.suffix in (".py", ".pyc") or path.is_dir() or path in contained, path
