@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import get_context, resource_tracker
-from threading import Thread
+from threading import RLock, Thread
 from typing import TYPE_CHECKING
 
 from components.config import UserError
@@ -98,6 +98,9 @@ def validation_process() -> ValidationProcess:
 
 def _serve(connection: Connection) -> None:
     configure_libraries()
+    from tqdm import tqdm
+
+    tqdm.set_lock(RLock())  # its own has a semaphore, which a process that is terminated leaves to the system
     import components.data.validation  # noqa: F401
 
     with suppress(EOFError, OSError):  # nobody asks, or waits

@@ -1,6 +1,8 @@
 """The data of a recipe, read before a run starts."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from components.data.records import DataError
 from components.recipes import check_recipe, data_preview, load_recipe, validation_process
 from components.recipes.data_preview import assembled, describe_data, preview_data
 from components.recipes.inputs import open_inputs, store_inputs
+from tests.support.pipeline import ROOT
 from tests.support.sources import write_jsonl
 
 ROWS = [
@@ -107,6 +110,18 @@ def test_expectations_are_checked_beside_the_rest_or_here_if_that_process_is_los
     monkeypatch.setattr(validation_process.ValidationProcess, "_send", lose)
     assert check(empty) is process, "it was lost at work"
     assert validation_process.validation_process()._process is not process
+
+
+def test_a_check_leaves_no_semaphore_to_the_system():
+    lines = [
+        "from components.recipes import load_recipe",
+        "from components.recipes.data_preview import preview_data",
+        "if __name__ == '__main__':",  # the process beside is started anew from the main module
+        "    print(preview_data(load_recipe('debug', []), with_expectations=True).expectations())",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "leaked semaphore" not in done.stderr
 
 
 def test_the_judge_is_checked_for_each_recipe_with_the_same_data(own):
