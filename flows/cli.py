@@ -238,12 +238,15 @@ def check(
     from components.recipes.data_preview import describe_data
     from components.recipes.estimates import Shapes, describe_costs, estimate_costs
     from components.recipes.load import load_with_origins
+    from components.recipes.model_checks import model_uses
     from components.reporting.lines import privacy_line
 
     loaded, origins = load_with_origins(recipe, overrides or [])
     if print_recipe:
         print(annotated_yaml(loaded.model_dump(mode="json"), origins))
         return
+    if not json:
+        _say(f"checking {recipe} ...")
     checked = check_recipe(loaded, with_expectations=True)
     from tasks.devices import describe_places  # imports torch
 
@@ -261,6 +264,8 @@ def check(
         names = ", ".join(checked.unread)
         print(f"not checked, since they cannot be read from here: model and tokenizer of {names}")
     print(describe_data(checked.data))
+    templates = [f"{use.key} {use.section.template}" for use in model_uses(loaded) if use.section]
+    print(f"prompt templates: {', '.join(templates)}")
     clients, where = places
     print(f"clients at a time: {clients}, on {where}" if clients else f"clients at a time: unknown: {where}")
     print(describe_costs(loaded))
@@ -392,6 +397,7 @@ def export(
     from tasks.runs import find_run
 
     found = find_run(run)
+    _say(f"exporting from {found.id} ...")
     repository = None if push_to_hub is None else open_repository(push_to_hub)
     export_run(found, folder, adapter, merge)
     print(f"exported to {folder}; its README.md says how to use it")
@@ -420,8 +426,7 @@ def chat(
 
     found = find_run(run)
     is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
-    if is_terminal:
-        _say(f"loading the policies of {found.id} ...")
+    _say(f"loading the policies of {found.id} ...")
     policies = Chat(found)
     if is_terminal:
         _say(f"A line, or a text in {QUOTES}, is a prompt for the template {policies.template}. Ctrl-D ends.")
@@ -437,9 +442,12 @@ def chat(
         if cut:
             limit = f"policy.max_prompt_tokens is {policies.max_prompt_tokens}"
             _say(f"prompt {number + 1}: {cut} tokens are cut off, since {limit}")
+        rows = {} if is_terminal else {"prompt": prompt}
         for name, answer in answers.items():
             end = "" if answer.finished else f" [cut at {policies.max_new_tokens} tokens]"
-            print(f"{name:9}" + indent(answer.text + end, " " * 9)[9:], flush=True)
+            rows[name] = (answer.text or "(empty)") + end
+        for name, text in rows.items():
+            print(f"{name:9}" + indent(text, " " * 9)[9:], flush=True)
     return WRONG_INPUT if refused else 0
 
 
@@ -728,6 +736,7 @@ def _run_benchmark(
         folder = Path(report)
         print("\n" + (folder / "report.md").read_text(encoding="utf-8"))
         print(f"Report: {folder / 'report.html'}")
+        print(f"Next: fed-rlhf show {folder.parent.name} --open")
     return status
 
 

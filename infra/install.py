@@ -2,7 +2,7 @@
 
     .venv/bin/python infra/install.py
 
-It installs the pinned dependencies, and then, side by side, generates the embedded model with an empty
+It installs the pinned dependencies, and then, side by side, generates the models of the demos with an empty
 database for Prefect, and imports what a first run needs, so that Python stores the bytecode. The bytecode of
 all 32,000 files would take longer than all of this. Only the standard library is imported here.
 """
@@ -25,7 +25,8 @@ PIP = "pip>=25"
 REQUIREMENT = ".[alpaca-eval,demo,dev,privacy,ray]"
 GENERATE = (
     "from components.environment import configure_libraries; configure_libraries();"
-    "from components.models.backbone import fetch_backbone; fetch_backbone('embedded');"
+    "from components.models.backbone import fetch_backbone;"
+    "fetch_backbone('embedded'); fetch_backbone('tiny-random');"
     "from infra.stores import make_empty_prefect_database; make_empty_prefect_database()"
 )
 IMPORT = (
@@ -78,6 +79,8 @@ def main() -> int:
         return 1
     steps = [subprocess.Popen([sys.executable, "-c", code]) for code in (GENERATE, IMPORT)]
     _wait(steps, lambda: "generating the embedded model, and compiling what a run imports", start)
+    if steps[0].returncode == 0:
+        print("  installed; in each shell: source .venv/bin/activate", flush=True)
     return int(steps[0].returncode != 0)  # without the bytecode, a first run takes longer
 
 

@@ -352,6 +352,7 @@ def start_servers(has_schedules: bool = True) -> None:
                     health = server.url + server.health
                     log = processes.log_path(server.name)
                     processes.wait_until(partial(is_up, health), process, server.name, log)
+            print("registering the deployments of prefect.yaml ...", flush=True)
             register_deployments(environment)
             update_schedules(f"{prefect.url}/api", has_schedules)
             register_zombie_automation(f"{prefect.url}/api")

@@ -28,6 +28,11 @@ def test_a_recipe_is_checked_with_overrides_in_any_place(call):
     status, output, errors = call("federation.rounds=2", "--recipe", "debug", "--check")
     assert status == 0, errors
     assert output.startswith("debug: the recipe is valid")
+    of_selectors = "summarization/selector_short"
+    templates = (
+        f"selector {of_selectors}, policy summarization/policy, evaluation.judge.selector {of_selectors}"
+    )
+    assert f"\nprompt templates: {templates}\n" in output
 
 
 @pytest.mark.parametrize(

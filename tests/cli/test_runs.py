@@ -326,9 +326,12 @@ def test_the_base_and_the_aligned_policy_answer_prompts_side_by_side(copied):
     limit = Run("run", copied).recipe().policy.max_new_tokens
     expected = ""
     for row in rows:
+        shown = {"prompt": row["prompt"]}
         for name in ("base", "aligned"):
             cut = "" if row[name]["finished"] else f" [cut at {limit} tokens]"
-            expected += f"{name:9}{row[name]['text']}{cut}\n".replace("\n", "\n" + 9 * " ").rstrip(" ")
+            shown[name] = (row[name]["text"] or "(empty)") + cut
+        for name, text in shown.items():
+            expected += f"{name:9}{text}\n".replace("\n", "\n" + 9 * " ").rstrip(" ")
     assert " [cut at " in expected
     result = fed_rlhf("chat", copied.name, answer="\n\n".join(texts) + "\n")
     assert result.stdout == expected
@@ -358,7 +361,7 @@ def test_a_chat_says_what_is_cut_off_and_goes_on_after_a_prompt_that_is_refused(
     monkeypatch.setattr(chat.Chat, "surplus", refuse)
     result = fed_rlhf("chat", copied.name, answer="refused\n" + "word " * 500)
     assert result.exit_code == 2
-    refused, cut = result.stderr.splitlines()
+    _, refused, cut = result.stderr.splitlines()
     assert refused == "prompt 1: this template takes no such turn"
     assert re.fullmatch(r"prompt 2: \d+ tokens are cut off, since policy.max_prompt_tokens is \d+", cut)
     assert "aligned  " in result.stdout

@@ -37,7 +37,7 @@ NOT_RUN = {
     "sudo": "administers a machine",
     "prefect deployment": "needs these servers; tests/infra",
     "dvc repro": "writes data/pipeline of the checkout; tests/flows runs the stages",
-    "pip install -e ./fed-support": "changes the environment; tests/plugin installs the package elsewhere",
+    "pip install -q -e ./fed-support": "changes the environment; tests/plugin installs the package elsewhere",
     "cd fed-support": "is in the folder of that package; tests/plugin runs its test",
     "fed-rlhf run debug federation.method=feddpo-": "needs that package; tests/plugin",
     "fed-rlhf check debug federation.method=feddpo": "needs that package; tests/plugin",

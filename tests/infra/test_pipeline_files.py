@@ -474,6 +474,7 @@ def test_each_step_of_an_installation_speaks_at_once(installation, monkeypatch, 
         "updating pip",
         "0 packages found",
         "generating the embedded model, and compiling what a run imports",
+        "source .venv/bin/activate",
     ]
 
 

@@ -28,12 +28,12 @@ def fed_rlhf(
 def refusal(*arguments: str, answer: str | bytes | None = None) -> str:
     """The error of a command that refuses its arguments: one line, no stack trace, exit status 2.
 
-    A line before it may say what was being checked.
+    A line before it may say what was being done, as "checking debug ...".
     """
     result = fed_rlhf(*arguments, answer=answer)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
-    *checking, error = result.stderr.splitlines(keepends=True)
-    assert [line[:9] for line in checking] in ([], ["checking "]), result.stderr
+    *doing, error = result.stderr.splitlines(keepends=True)
+    assert [line[-5:] for line in doing] in ([], [" ...\n"]), result.stderr
     assert error.startswith("error: ")
     return error
