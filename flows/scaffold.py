@@ -13,8 +13,8 @@ from components.io import write_atomically
 
 RECIPE = """\
 # Pairs of your own with the recipe debug, whose random model learns nothing. When `fed-rlhf check` reads the
-# pairs, extend another recipe, such as summarization/demo, and name templates and lengths that fit your texts,
-# in place of those of summaries: docs/tutorials/own-data.md, "A real run".
+# pairs, extend another recipe, such as summarization/demo, and name templates and lengths that fit your texts
+# in place of its own: docs/tutorials/own-data.md, "A real run".
 extends: debug
 name: "$name"
 data:
