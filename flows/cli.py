@@ -238,7 +238,7 @@ def check(
     from components.recipes.data_preview import describe_data
     from components.recipes.estimates import Shapes, describe_costs, estimate_costs
     from components.recipes.load import load_with_origins
-    from components.recipes.model_checks import model_uses
+    from components.recipes.model_checks import prompt_templates
     from components.reporting.lines import privacy_line
 
     loaded, origins = load_with_origins(recipe, overrides or [])
@@ -264,8 +264,8 @@ def check(
         names = ", ".join(checked.unread)
         print(f"not checked, since they cannot be read from here: model and tokenizer of {names}")
     print(describe_data(checked.data))
-    templates = [f"{use.key} {use.section.template}" for use in model_uses(loaded) if use.section]
-    print(f"prompt templates: {', '.join(templates)}")
+    templates = prompt_templates(loaded).items()
+    print(f"prompt templates: {', '.join(f'{section} {name}' for section, name in templates)}")
     clients, where = places
     print(f"clients at a time: {clients}, on {where}" if clients else f"clients at a time: unknown: {where}")
     print(describe_costs(loaded))

@@ -60,6 +60,7 @@ class RecipeCheck(BaseModel):
     data: dict[str, Any] | None = Field(
         description="`clients` that train, and numbers of `rows` as in report.json; null if not all were read"
     )
+    templates: dict[str, str] = Field(description="prompt templates of selectors and policy, by section")
     clients_at_a_time: int | None = Field(
         description="that work at the same time in a round; null if the recipe's devices are not here"
     )
@@ -82,6 +83,8 @@ class RecipeCheck(BaseModel):
         privacy: PrivacySpent | None,
     ) -> Self:
         """The output of the check of a recipe with these data and estimates."""
+        from components.recipes.model_checks import prompt_templates
+
         preview = checked.data
         rows = preview.rows and {"clients": preview.clients, "rows": preview.rows.model_dump(mode="json")}
         memory = [
@@ -98,6 +101,7 @@ class RecipeCheck(BaseModel):
             recipe=recipe,
             unread_models=list(checked.unread),
             data=rows,
+            templates=prompt_templates(checked.recipe),
             clients_at_a_time=places[0],
             clients_on=places[1],
             place=costs.place,

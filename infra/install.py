@@ -2,8 +2,8 @@
 
     .venv/bin/python infra/install.py
 
-It installs the pinned dependencies, and then, side by side, generates the models of the demos with an empty
-database for Prefect, and imports what a first run needs, so that Python stores the bytecode. The bytecode of
+It installs the pinned dependencies, and then, side by side, generates the embedded and the random model with an
+empty database for Prefect, and imports what a first run needs, so that Python stores the bytecode. The bytecode of
 all 32,000 files would take longer than all of this. Only the standard library is imported here.
 """
 
@@ -67,7 +67,9 @@ def main() -> int:
         def describe() -> str:
             names = sum(line.startswith("Collecting ") for line in found)
             done = _installed() - before
-            return f"{done} packages installed" if done > 0 else f"{names} packages found"
+            if done > 0:
+                return f"{done} packages installed"
+            return f"{names} packages found" if names else "resolving the dependencies"
 
         _wait([pip], describe, start)
         reader.join()

@@ -146,8 +146,8 @@ def check_alpaca_eval(config: AlpacaEvalConfig) -> None:
         raise DataError(
             f"evaluation.alpaca_eval.calibration is for AlpacaEval's own {INSTRUCTIONS} instructions, but"
             f" reference_outputs ({config.reference_outputs}) does not hold these in their order: provide the"
-            " outputs of gpt4_1106_preview, or remove calibration (the rate at equal length is computed for"
-            " any prompts)."
+            " outputs of gpt4_1106_preview, or remove calibration (this project's length-controlled rate is"
+            " computed for any prompts)."
         )
 
 

@@ -114,6 +114,14 @@ def model_uses(recipe: Recipe) -> Iterator[ModelUse]:
             yield ModelUse(writer.where, writer.local.backbone, length, settings)
 
 
+def prompt_templates(recipe: Recipe) -> dict[str, str]:
+    """The templates in which a run's selectors and policy read their inputs, by section."""
+    templates = {use.key: str(use.section.template) for use in model_uses(recipe) if use.section}
+    if recipe.evaluation.questions is not None:
+        templates["evaluation.questions"] = str(recipe.evaluation.questions.template)
+    return templates
+
+
 def required_backbones(recipe: Recipe) -> list[str]:
     """Names of the backbones that a recipe uses, sorted."""
     backbones = [recipe.policy.backbone, recipe.trained.backbone]

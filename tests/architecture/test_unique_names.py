@@ -25,5 +25,5 @@ def test_no_two_classes_of_components_have_one_name():
 
 
 def test_no_two_files_of_tests_have_one_name():
-    """Pytest imports them by their names alone, and `make test` would collect one of them only."""
+    """Pytest imports them by their names alone."""
     assert repeated(path.name for path in (PACKAGE / "tests").rglob("test_*.py")) == []

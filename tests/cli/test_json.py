@@ -83,6 +83,16 @@ def test_a_comparison_is_printed_with_the_documented_fields_and_their_types(tmp_
         assert run["metrics"] == {}
 
 
+def test_a_check_has_the_prompt_templates_of_selectors_policy_and_questions():
+    questions = "evaluation.questions={questions: [{set: chitchat, count: 2}]}"
+    assert printed("check", "debug", questions)["templates"] == {
+        "selector": "summarization/selector_short",
+        "policy": "summarization/policy",
+        "evaluation.judge.selector": "summarization/selector_short",
+        "evaluation.questions": "thoughts/answer",
+    }
+
+
 def test_a_stage_of_a_check_has_the_documented_fields_and_a_total():
     stages = printed("check", "debug")["memory"]
     assert {stage["stage"] for stage in stages} == {"rounds", "alignment", "judge", "answers"}

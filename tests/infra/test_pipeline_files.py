@@ -472,7 +472,7 @@ def test_each_step_of_an_installation_speaks_at_once(installation, monkeypatch, 
     lines = capfd.readouterr().out.splitlines()
     assert [line.partition(": ")[2] for line in lines] == [
         "updating pip",
-        "0 packages found",
+        "resolving the dependencies",
         "generating the embedded model, and compiling what a run imports",
         "source .venv/bin/activate",
     ]

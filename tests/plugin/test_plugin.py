@@ -29,7 +29,7 @@ EXAMPLE = Path(__file__).parent / "example"
 TUTORIAL = ROOT / "docs" / "tutorials" / "own-method.md"
 METHOD = ["federation.method=feddpo-step", "federation.rounds=1"]
 MOMENTUM = ["federation.method=feddpo-momentum", "federation.rounds=2"]
-TICKETS = ["data.source=tickets", "data.options={agents: 8}", "data.partition=natural"]
+TICKETS = ["data.source=tickets", "data.options={agents: 8}", "data.partition=natural", "data.clients=null"]
 
 
 class Installed:

@@ -112,12 +112,12 @@ def test_expectations_are_checked_beside_the_rest_or_here_if_that_process_is_los
     assert validation_process.validation_process()._process is not process
 
 
+@pytest.mark.pipeline
 def test_a_check_leaves_no_semaphore_to_the_system():
     lines = [
         "from components.recipes import load_recipe",
         "from components.recipes.data_preview import preview_data",
-        "if __name__ == '__main__':",  # the process beside is started anew from the main module
-        "    print(preview_data(load_recipe('debug', []), with_expectations=True).expectations())",
+        "print(preview_data(load_recipe('debug', []), with_expectations=True).expectations())",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
