@@ -2,9 +2,9 @@
 
     .venv/bin/python infra/install.py
 
-It installs the pinned dependencies, and then, side by side, generates the embedded and the random model with an
-empty database for Prefect, and imports what a first run needs, so that Python stores the bytecode. The bytecode of
-all 32,000 files would take longer than all of this. Only the standard library is imported here.
+It installs the pinned dependencies, and then, side by side, generates the embedded and the random model with
+an empty database for Prefect, and imports what a first run needs, so that Python stores the bytecode. The
+bytecode of all 32,000 files would take longer than all of this. Only the standard library is imported here.
 """
 
 from __future__ import annotations
