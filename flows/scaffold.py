@@ -119,7 +119,7 @@ class $type(PairSource):
         return Pair(
             prompt=f"Question {number}?",
             chosen=f"A helpful answer to question {number}.",
-            rejected="No idea.",
+            rejected="No idea." if number % 2 else f"I do not know the answer to question {number}, sorry.",
             client_id=f"owner-{owner:02d}",
         )
 '''
@@ -174,7 +174,7 @@ def write_scaffold(kind: str, name: str) -> list[str]:
         return [f"wrote {path}", f"Next  fed-rlhf check {path}"]
     way = f"run debug federation.method={name}"
     if kind == "source":
-        way = f"check debug data.source={name} 'data.options={{}}' data.partition=natural"
+        way = f"check debug data.source={name} 'data.options={{}}' data.partition=natural data.clients=null"
     return [
         f"wrote {path}/: {path / package / f'{kind}.py'} is what you change",
         f"Next  pip install -e ./{path} && python -m pytest {path}/tests",

@@ -262,7 +262,7 @@ def headline(run: Run) -> str:
 
 
 def format_headline(metrics: Mapping[str, float]) -> str:
-    """Accuracy before and after the rounds, with the worst client and the spread; the outcome of the contest.
+    """Accuracy before and after the rounds, over the clients; the outcome of the contest.
 
     Reports of earlier versions lack the rate, or its interval.
     """
@@ -271,7 +271,7 @@ def format_headline(metrics: Mapping[str, float]) -> str:
     if before is not None and after is not None:
         parts.append(f"accuracy {before:.3f} -> {after:.3f}")
         if worst is not None and spread is not None:
-            parts[-1] += f" (worst client {worst:.3f}, spread {spread:.3f})"
+            parts[-1] += f" (worst client {worst:.3f}, sd {spread:.3f})"
     if wins is not None and ties is not None and losses is not None:
         count = wins + ties + losses
         rate = (wins + ties / 2) / count if count else None

@@ -328,7 +328,7 @@ def _cost_lines(costs: Costs) -> list[str]:
             stage, sizes = peak.stage, (peak.total - peak.rest, peak.rest, peak.total)
             size = f"{stage.step.rows} x {stage.step.tokens:,}"
             rows.append([f"{stage.name} ({stage.backbone.name})", size, *map(_gigabytes, sizes)])
-        lines += text_table(Table("  stage", ["", "rows x tokens", "weights", "rest", "total"], rows))
+        lines += text_table(Table("  stage", ["", "batch x tokens", "weights", "rest", "total"], rows))
     if costs.disk is not None:
         lines.append(f"estimated disk of the rounds (GB): {_gigabytes(costs.disk)}")
     unknown = [f"not estimated: {', '.join(names)}: {problem}" for problem, names in costs.problems.items()]

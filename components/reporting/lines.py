@@ -28,7 +28,7 @@ def accuracy_line(accuracy: AccuracyReport) -> str:
 
 
 def _accuracy_part(accuracy: AccuracyReport) -> str:
-    clients = f"worst client {accuracy.worst:.3f}, best {accuracy.best:.3f}, spread {accuracy.spread:.3f}"
+    clients = f"worst client {accuracy.worst:.3f}, best {accuracy.best:.3f}, sd {accuracy.spread:.3f}"
     domains = [f"{name or 'all pairs'} {value:.3f}" for name, value in shown_domains(accuracy).items()]
     answered = f"{accuracy.answered}, " if accuracy.missing else ""
     return f"{accuracy.mean:.3f} ({answered}{clients})" + (f"; {', '.join(domains)}" if domains else "")

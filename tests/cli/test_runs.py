@@ -143,7 +143,7 @@ def test_the_headline_figures_are_those_of_the_report(finished, copied):
 def test_the_headline_has_the_worst_client_and_the_spread_and_leaves_out_what_is_unknown():
     metrics = {"before/accuracy/mean": 0.5, "after/accuracy/mean": 0.75}
     clients = {"after/accuracy/worst": 0.6, "after/accuracy/spread": 0.1}
-    assert format_headline(metrics | clients) == "accuracy 0.500 -> 0.750 (worst client 0.600, spread 0.100)"
+    assert format_headline(metrics | clients) == "accuracy 0.500 -> 0.750 (worst client 0.600, sd 0.100)"
     assert format_headline(against_base(wins=3, ties=1, losses=0, ties_half=0.875)) == (
         "wins/ties/losses 3/1/0, ties as 1/2: 87.5%"
     )

@@ -273,7 +273,7 @@ def test_a_device_that_does_not_exist_is_left_to_the_run(hub):
 def test_the_table_has_a_row_for_each_stage_of_a_recipe_or_of_the_arm_with_the_largest_peak(hub):
     lines = describe_costs(load_recipe("summarization/tldr")).splitlines()
     assert lines[0].endswith("estimated for one GPU; with runtime.devices=[cpu] for the CPU")
-    assert lines[1].split() == ["stage", "rows", "x", "tokens", "weights", "rest", "total"]
+    assert lines[1].split() == ["stage", "batch", "x", "tokens", "weights", "rest", "total"]
     assert [line.split()[0] for line in lines[2:6]] == ["rounds", "alignment", "judge", "answers"]
     assert lines[6].startswith("estimated disk of the rounds (GB): ")
     assert len(lines) == 7

@@ -105,7 +105,7 @@ def test_the_accuracy_is_a_line_with_a_few_domains_and_the_assigned_adapters():
     assigned = accuracy_report(mean=0.7, domains={})
     line = accuracy_line(accuracy_report(domains={}, assigned=assigned))
     assert numbers_of(line) == ["0.600", "0.400", "0.800", "0.200", "0.700", "0.400", "0.800", "0.200"]
-    assert "spread nan" in accuracy_line(accuracy_report(clients={}))
+    assert "sd nan" in accuracy_line(accuracy_report(clients={}))
 
 
 def test_a_measure_of_a_method_is_a_line():
