@@ -97,7 +97,7 @@ def check(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings on top of it.")
     ] = None,
 ) -> None:
-    """Prepare the owner's pairs for a recipe, and print what it would publish of them."""
+    """Prepare the owner's pairs for a recipe; print what it would publish, prompts of the server included."""
     from components.owners.publish import check_owner
     from components.recipes import load_recipe
     from flows.process import FAILED, exit_status
