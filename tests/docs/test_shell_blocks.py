@@ -34,6 +34,7 @@ NOT_RUN = {
     "fed-rlhf owner log": "needs that run",
     "fed-rlhf owner replay": "needs that run",
     "fed-rlhf delete RUN": "needs that run",
+    "fed-rlhf compare": "needs two runs; tests/cli",
     "sudo": "administers a machine",
     "prefect deployment": "needs these servers; tests/infra",
     "dvc repro": "writes data/pipeline of the checkout; tests/flows runs the stages",
