@@ -281,7 +281,8 @@ def table(columns: str, rows: Iterable[Sequence[str]]) -> str:
 def cli_page() -> str:
     """The commands with their arguments and options, as `typer utils docs` writes them."""
     command = typer.main.get_command(app)
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="fed-rlhf", title="Command line")
+    context = typer.Context(command, **command.context_settings)
+    text = get_docs_for_click(obj=command, ctx=context, name="fed-rlhf", title="Command line")
     # The list of commands has the beginnings of their help, which the sections of the commands have in full.
     return re.sub(r"\*\*Commands\*\*:\n\n(?:\* .*\n)+\n", "", text)
 
