@@ -51,8 +51,9 @@ def format_figure(one: ContestFigures, name: str) -> str:
 
 
 def format_share_of_wins(one: WinRate) -> str:
-    """Wins among all verdicts, of which ties are none, with its interval."""
-    return format_rate(one.win_rate, one.low, one.high, are_all_ties(one.wins, one.ties, one.losses))
+    """Wins among all verdicts, of which ties are none, with its bootstrap interval, if that has a width."""
+    low = None if one.low == one.high else one.low
+    return format_rate(one.win_rate, low, one.high, are_all_ties(one.wins, one.ties, one.losses))
 
 
 def rate_cells(one: ContestFigures, judges: Sequence[Mapping[str, float]], corrected: str) -> dict[str, str]:

@@ -254,6 +254,13 @@ def test_a_rate_at_equal_style_and_its_coefficients_are_shown_where_they_are_com
     assert title not in [one.title for one in headline_tables(results_of(debug))]
 
 
+@pytest.mark.parametrize(("verdict", "share"), [(Verdict.FIRST, "100.0%"), (Verdict.SECOND, "0.0%")])
+def test_a_bootstrap_of_equal_verdicts_shows_no_interval(debug, verdict, share):
+    table = contests_table(results_of(debug, contests={"aligned_vs_base": contest([verdict] * 4)}))
+    cells = dict(zip(table.header, table.rows[0], strict=True))
+    assert cells["ours first [95%]"] == cells["share of wins [95%]"] == share
+
+
 def test_unparsable_verdicts_are_counted_and_the_judge_is_named_with_its_accuracy(debug):
     contests = {"base_vs_human": contest([Verdict.UNPARSABLE] * 2)}
     (row,) = contests_table(results_of(debug, contests=contests, answers_author="human summaries")).rows
