@@ -184,7 +184,7 @@ def summary(results: Results, names: Sequence[str]) -> str:
     paper, page = next((paper, page) for paper, (page, own) in PAPERS.items() if own == tuple(names))
     findings = results.findings(names)
     picture = f"../images/results/{Path(page).stem}.svg"
-    return f"{counts_sentence(f'claims of {paper}', findings)}\n\n![The claims' intervals]({picture})"
+    return f"{counts_sentence(f'claims on {paper}', findings)}\n\n![The claims' intervals]({picture})"
 
 
 def overview(results: Results, _: Sequence[str]) -> str:
@@ -211,7 +211,7 @@ def overview(results: Results, _: Sequence[str]) -> str:
         )
     return "\n\n".join(
         [
-            counts_sentence("claims of the four papers", every),
+            counts_sentence("claims on the four papers' methods", every),
             "![Claims by paper and verdict](../images/results/index.svg)",
             _table(rows),
         ]
@@ -226,7 +226,9 @@ def claims(results: Results, names: Sequence[str]) -> str:
     rows = [
         {
             "claim": finding.claim,
-            "verdict": f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else ""),
+            "verdict": f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else "")
+            if finding.value is not None
+            else NOT_MEASURED,
             "over all seeds": format_number(finding.value, DIGITS) + finding.beside,
             "95% interval": "-"
             if finding.low is None
@@ -285,8 +287,10 @@ def references(results: Results, _: Sequence[str]) -> str:
     for paper, (page, names) in PAPERS.items():
         for name in names:
             own = results.benchmarks[name]
-            for figure in REWARD if name == "multi-objective" else TASTES:
+            for figure in REWARD if name == "multi-objective" else (*TASTES, "accuracy"):
                 row, verdict = _reference_row(own, figure)
+                if figure == "accuracy" and verdict == NOT_MEASURED:  # earlier runs have it by taste alone
+                    continue
                 rows.append({"benchmark": f"[{paper}]({page}), `{name}`", **row})
                 verdicts.append(verdict)
     counts = Counter(verdicts)
@@ -306,9 +310,7 @@ def methods(results: Results, _: Sequence[str]) -> str:
             for arm in own.benchmark.arms:
                 if runs := own.results.metrics.get(arm):
                     cells = {
-                        alias_of(figure).label.removesuffix(", own adapter"): mean_cell(
-                            own.results, arm, figure
-                        )
+                        alias_of(figure).label: mean_cell(own.results, arm, figure)
                         for figure in (*TASTES, *REWARD)
                     }
                     head = {"benchmark": f"[`{own.name}`]({page})", "method": arm, "seeds": str(len(runs))}
@@ -353,7 +355,7 @@ def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
     start = {seed: _before(run) for seed, run in own_results.metrics.get(LOCAL, {}).items()}
     untrained = replace(own_results, metrics={LOCAL: start}, units={})
     cells = {
-        "figure": alias_of(figure).label.removesuffix(", own adapter"),
+        "figure": alias_of(figure).label,
         "seeds": str(len(own_results.metrics.get(best, {}))),
         "best federated": f"{best}: {mean_cell(own_results, best, figure)}" if best else "-",
         **{arm: mean_cell(own_results, arm, figure) for arm in (LOCAL, "pooled", "few-shot")},
@@ -431,11 +433,13 @@ def curve(results: Results, _: Sequence[str]) -> str:
             if finding.value is None:
                 continue
             arms = {arm: f"{arm}-{pairs}x{owners}" for arm in ("alone", "federated", "groups", "pooled")}
+            both = _over_seeds_of(own, (arms["alone"], arms["federated"]), figure)
             rows.append(
                 {
                     "pairs": str(pairs),
                     "owners": str(owners),
-                    **{arm: mean_cell(own, name, figure) for arm, name in arms.items()},
+                    "seeds": str(len(both.metrics[arms["federated"]])),
+                    **{arm: mean_cell(both, name, figure) for arm, name in arms.items()},
                     "federated less alone": _with_interval(finding.value, finding.low, finding.high),
                     "verdict": f"**{finding.verdict}**",
                 }

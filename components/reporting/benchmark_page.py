@@ -152,7 +152,9 @@ def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tupl
         values = values_of(runs, name)
         clients = client_range(units, name)
         text = format_mean(values) if values else MISSING
-        return f"{text} ({'; '.join(map(format_number, clients))})" if values and clients else text
+        if values and clients:
+            text += f" ({'; '.join(map(format_number, clients))})"
+        return text if len(values) in (0, len(runs)) else f"{text}, {len(values)} of {len(runs)} seeds"
 
     labels = [alias_of(name).label for name in names]
     means, single = [], []

@@ -96,7 +96,7 @@ def _corrected(findings: Sequence[Finding]) -> list[Finding]:
     corrected = []
     for n, finding in enumerate(findings):
         if finding.verdict != UNDECIDED and adjusted.get(n, 0.0) > 1 - LEVEL:
-            words = f"{finding.verdict} alone; p is {adjusted[n]:.2f} corrected for {len(p_values)} claims"
+            words = f"{finding.verdict} alone; p is {adjusted[n]:.2g} corrected for {len(p_values)} claims"
             reason = ", ".join(filter(None, (words, finding.reason)))
             finding = replace(finding, verdict=UNDECIDED, reason=reason)
         corrected.append(finding)

@@ -173,9 +173,27 @@ def test_clients_alone_are_compared_over_the_owners_of_the_federation(tmp_path):
         line["units"] = {"after/accuracy/mean": {"unit": "clients", "groups": {"": groups}}}
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     text = curve(Results(tmp_path), [])
-    assert "| 8 | 12 | 0.700 | 0.600 | - | - | -0.100 | **undecided** |" in text
+    assert "| 8 | 12 | 1 | 0.700 | 0.600 | - | - | -0.100 | **undecided** |" in text
     assert "share from 0.600 to 0.900" in (words := references(Results(tmp_path), []))
     assert "all pairs of an owner from 0.700 to 0.600 (1 seed)" in words
+
+
+def test_a_row_of_the_curve_has_the_seeds_of_both_arms(tmp_path):
+    write_lines(tmp_path, CURVE, {"alone-8": [0.6, 0.8], "federated-8x12": [0.9]})
+    assert "| 8 | 12 | 1 | 0.600 | 0.900 | - | - | 0.300 |" in curve(Results(tmp_path), [])
+
+
+def test_pair_accuracy_is_compared_where_a_method_and_clients_alone_have_it(tmp_path):
+    write_lines(tmp_path, "reasoning", {"DRIFT-SP": [0.64, 0.66, 0.62], "local": [0.60, 0.61, 0.59]})
+    assert "pair accuracy" not in references(Results(tmp_path), [])
+    path = tmp_path / "reasoning.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["metrics"]["after/accuracy/mean"] = 1 - line["metrics"]["after/accuracy/domain/own"]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = references(Results(tmp_path), [])
+    assert "is better in 2 of 10 comparisons and worse in 1" in text
+    assert "`reasoning` | pair accuracy | 3 | DRIFT-SP: 0.360" in text
 
 
 def test_the_untrained_model_is_that_of_local_over_the_seeds_of_the_row(tmp_path):
@@ -213,7 +231,7 @@ def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_pat
         line["metrics"]["after/reward_margin"] = 1.0 if line["arm"] == "FedAvg" else 0.5 + line["seed"] / 100
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     text = methods(Results(tmp_path), [])
-    assert "| benchmark | method | seeds | common taste | own taste |\n" in text
+    assert "| benchmark | method | seeds | common taste, own adapter | own taste, own adapter |\n" in text
     assert (
         "| [`reasoning`](reasoning.md) | FedAvg | 3 | 0.900 [0.875, 0.925] | 0.900 [0.875, 0.925] |" in text
     )

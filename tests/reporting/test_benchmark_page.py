@@ -67,6 +67,14 @@ def test_what_claims_are_on_comes_first():
     assert means.header[2:4] == ["own taste", "common taste"]
 
 
+def test_a_mean_over_fewer_seeds_than_were_run_says_so():
+    means, single = metrics_tables(
+        BenchmarkResults(metrics={"FedBis": {0: {COMMON: 0.5, OWN: 0.25}, 1: {COMMON: 0.5}}})
+    )
+    assert means.rows == [["FedBis", "2", "0.500 ± 0.000", "0.250, 1 of 2 seeds"]]
+    assert [row[3] for row in single.rows] == ["0.250", "-"]
+
+
 def test_beside_a_mean_over_clients_are_the_worst_ones_the_spread_and_jains_index():
     metrics = {
         "FedPer": {0: {SUMMED: 0.5, "align/kl_sequence": 1.0}, 1: {SUMMED: 0.6}},

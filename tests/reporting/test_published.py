@@ -67,6 +67,21 @@ def test_a_damaged_line_is_named(tmp_path):
         read_lines(tmp_path / "all.jsonl")
 
 
+def test_the_base_policy_of_a_seed_is_that_of_the_run_with_the_most_answers():
+    def line(arm, answers, base):
+        contest = {
+            "prompts": answers,
+            "verdicts": ["tie"] * len(answers),
+            "ours": [1] * len(answers),
+            "theirs": [1] * len(answers),
+        }
+        return run_line(arm, 0, base={"rouge/aligned/rougeLsum": base}, contests={f"{arm}-base": contest})
+
+    lines = [line("FedBis", ["p", "q"], 0.2), line("FedDPO", ["p"], 0.9)]
+    assert read_results(lines, benchmark_of()).base == {0: {"rouge/aligned/rougeLsum": 0.2}}
+    assert read_results(lines[::-1], benchmark_of()).base == {0: {"rouge/aligned/rougeLsum": 0.2}}
+
+
 def test_a_run_with_other_settings_is_published_beside_it_and_does_not_count(tmp_path):
     benchmark = benchmark_of(settings=["federation.rounds=2"], contests=[["FedBis", "FedDPO"]])
     own = run_line("FedBis", 0, settings=["federation.rounds=2"], seconds=60)

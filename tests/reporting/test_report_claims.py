@@ -130,7 +130,7 @@ def test_a_verdict_must_remain_after_the_correction_for_the_number_of_claims():
     first, second = check_claims(claims, evidence())
     assert first.verdict == second.verdict == UNDECIDED
     assert first.alone == HOLDS
-    assert str(first) == "undecided [0.726, 0.974] (holds alone; p is 0.09 corrected for 2 claims)"
+    assert str(first) == "undecided [0.726, 0.974] (holds alone; p is 0.092 corrected for 2 claims)"
     sure = Claim(**COMMON | {"above": 0.1})  # p 0.0015
     assert [one.verdict for one in check_claims([sure, claims[0]], evidence())] == [HOLDS, HOLDS]
     counted = Claim(arm="FedBis", figure="sent", at_least=0.0)
