@@ -643,6 +643,9 @@ def draw_curve(results: Results) -> bytes:
             if places:
                 spans = np.array(errors).T
                 axes.errorbar(places, values, spans, color=color, marker=marker, linewidth=1, label=label)
+        if rule := values_of(own.metrics.get("longer", {}), taste):
+            height = round(float(np.mean(rule)), DIGITS)
+            axes.axhline(height, color=GREY, linestyle=":", linewidth=1, label="the longer answer")
         axes.set_xticks(range(len(PAIRS)), [str(pairs) for pairs in PAIRS])
         axes.set_xlabel("pairs of an owner", color=GREY)
         label = "all pairs" if taste == "accuracy" else alias_of(taste).label

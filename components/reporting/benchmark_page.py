@@ -239,7 +239,8 @@ def contests_table(results: BenchmarkResults) -> Table:
         "Win rates over all seeds",
         rows,
         "Intervals of 95% are over seeds and prompts (components/evaluation/intervals.py). With one seed they"
-        " are over its prompts, and concern its policies alone." + CORRECTED,
+        " are over its prompts, and concern its policies alone. They are not corrected for the number of"
+        " contests." + CORRECTED,
         RATE_HEADINGS,
     )
 

@@ -104,7 +104,7 @@ ALIASES: Mapping[str, Alias] = {
     "rougeLsum": Alias(("rouge/aligned/rougeLsum",), "ROUGE-L"),
     "characters": Alias(("answers/aligned_characters",), "characters per answer"),
     "kl": Alias(("align/kl_sequence",), "KL (nats)"),
-    "implicit_reward": Alias(("implicit_reward/mean",), "implicit reward"),
+    "implicit_reward": Alias(("implicit_reward/mean",), "policy's accuracy by implicit reward"),
     "policy_summed": Alias(_of_policy("summed"), "policy's accuracy by log-likelihood"),
     "policy_per_token": Alias(_of_policy("per_token"), "policy's accuracy per token"),
     "adjusted_rand_index": Alias(("grouping/adjusted_rand_index",), "adjusted Rand index"),
