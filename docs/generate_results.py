@@ -227,7 +227,7 @@ def claims(results: Results, names: Sequence[str]) -> str:
         {
             "claim": finding.claim,
             "verdict": f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else "")
-            if finding.value is not None
+            if not finding.reason.startswith(NOT_MEASURED)
             else NOT_MEASURED,
             "over all seeds": format_number(finding.value, DIGITS) + finding.beside,
             "95% interval": "-"
@@ -434,12 +434,17 @@ def curve(results: Results, _: Sequence[str]) -> str:
                 continue
             arms = {arm: f"{arm}-{pairs}x{owners}" for arm in ("alone", "federated", "groups", "pooled")}
             both = _over_seeds_of(own, (arms["alone"], arms["federated"]), figure)
+            seeds = len(both.metrics[arms["federated"]])
+            means = {arm: mean_cell(both, name, figure) for arm, name in arms.items()}
+            for arm, name in arms.items():
+                if 0 < (count := len(values_of(both.metrics.get(name, {}), figure))) < seeds:
+                    means[arm] += f" ({count} of {seeds} seeds)"
             rows.append(
                 {
                     "pairs": str(pairs),
                     "owners": str(owners),
-                    "seeds": str(len(both.metrics[arms["federated"]])),
-                    **{arm: mean_cell(both, name, figure) for arm, name in arms.items()},
+                    "seeds": str(seeds),
+                    **means,
                     "federated less alone": _with_interval(finding.value, finding.low, finding.high),
                     "verdict": f"**{finding.verdict}**",
                 }

@@ -51,7 +51,7 @@ def format_figure(one: ContestFigures, name: str) -> str:
 
 
 def format_share_of_wins(one: WinRate) -> str:
-    """Wins among all verdicts, of which ties are none, with its bootstrap interval, if that has a width."""
+    """Wins among all verdicts, of which ties are none, with its interval, if that has a width."""
     low = None if one.low == one.high else one.low
     return format_rate(one.win_rate, low, one.high, are_all_ties(one.wins, one.ties, one.losses))
 

@@ -181,6 +181,8 @@ def test_clients_alone_are_compared_over_the_owners_of_the_federation(tmp_path):
 def test_a_row_of_the_curve_has_the_seeds_of_both_arms(tmp_path):
     write_lines(tmp_path, CURVE, {"alone-8": [0.6, 0.8], "federated-8x12": [0.9]})
     assert "| 8 | 12 | 1 | 0.600 | 0.900 | - | - | 0.300 |" in curve(Results(tmp_path), [])
+    write_lines(tmp_path, CURVE, {"alone-8": [0.6, 0.8], "federated-8x12": [0.9, 0.9], "pooled-8x12": [0.7]})
+    assert "| 8 | 12 | 2 | 0.700 | 0.900 | - | 0.700 (1 of 2 seeds) | 0.200 |" in curve(Results(tmp_path), [])
 
 
 def test_pair_accuracy_is_compared_where_a_method_and_clients_alone_have_it(tmp_path):
