@@ -226,9 +226,7 @@ def claims(results: Results, names: Sequence[str]) -> str:
     rows = [
         {
             "claim": finding.claim,
-            "verdict": f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else "")
-            if not finding.reason.startswith(NOT_MEASURED)
-            else NOT_MEASURED,
+            "verdict": _verdict(finding),
             "over all seeds": format_number(finding.value, DIGITS) + finding.beside,
             "95% interval": "-"
             if finding.low is None
@@ -240,6 +238,13 @@ def claims(results: Results, names: Sequence[str]) -> str:
         for finding in findings
     ]
     return _table(rows)
+
+
+def _verdict(finding: Finding) -> str:
+    """A claim's verdict and its reason; without figures there is no verdict."""
+    if finding.reason.startswith(NOT_MEASURED):
+        return NOT_MEASURED
+    return f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else "")
 
 
 def means(results: Results, names: Sequence[str]) -> str:
@@ -368,15 +373,22 @@ def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
 
 def _over_seeds_of(results: BenchmarkResults, arms: Sequence[str], figure: str) -> BenchmarkResults:
     """The results of the seeds that have a figure of all of these arms, of those that any seed has."""
-    having = []
-    for arm in arms:
-        runs = results.metrics.get(arm, {})
-        having.append({seed for seed, run in runs.items() if named(run, figure) is not None})
+    having = [_seeds_of(results, arm, figure) for arm in arms]
     seeds = set.intersection(*(own for own in having if own)) if any(having) else set()
     kept = {
         arm: {seed: runs[seed] for seed in runs if seed in seeds} for arm, runs in results.metrics.items()
     }
     return replace(results, metrics=kept)
+
+
+def _seeds_of(results: BenchmarkResults, arm: str, figure: str) -> set[int]:
+    """The seeds of an arm's runs that have a figure."""
+    return {seed for seed, run in results.metrics.get(arm, {}).items() if named(run, figure) is not None}
+
+
+def _seeds_of_both(results: BenchmarkResults, size: str, figure: str) -> set[int]:
+    """The seeds that have a figure of owners alone and of one federation of this size, such as 8x12."""
+    return _seeds_of(results, f"alone-{size}", figure) & _seeds_of(results, f"federated-{size}", figure)
 
 
 def _before(run: Mapping[str, float]) -> dict[str, float]:
@@ -430,11 +442,10 @@ def curve(results: Results, _: Sequence[str]) -> str:
         rows = []
         for pairs, owners in product(PAIRS, OWNERS):
             finding = findings[figure, pairs, owners]
-            if finding.value is None:
-                continue
             arms = {arm: f"{arm}-{pairs}x{owners}" for arm in ("alone", "federated", "groups", "pooled")}
+            if not (seeds := len(_seeds_of_both(own, f"{pairs}x{owners}", figure))):
+                continue
             both = _over_seeds_of(own, (arms["alone"], arms["federated"]), figure)
-            seeds = len(both.metrics[arms["federated"]])
             means = {arm: mean_cell(both, name, figure) for arm, name in arms.items()}
             for arm, name in arms.items():
                 if 0 < (count := len(values_of(both.metrics.get(name, {}), figure))) < seeds:
@@ -457,7 +468,8 @@ def curve(results: Results, _: Sequence[str]) -> str:
 def _curve_words(results: Results) -> list[str]:
     """A sentence on the fewest and on the most pairs that were measured with the most owners."""
     own = _with_alone_by_owners(results.benchmarks[CURVE].results)
-    sizes = [f"{pairs}x{OWNERS[-1]}" for pairs in PAIRS if f"federated-{pairs}x{OWNERS[-1]}" in own.metrics]
+    every = [f"{pairs}x{OWNERS[-1]}" for pairs in PAIRS]
+    sizes = [size for size in every if _seeds_of_both(own, size, "accuracy")]
     words = []
     for size in dict.fromkeys(sizes[:1] + sizes[-1:]):
         both = _over_seeds_of(own, (f"alone-{size}", f"federated-{size}"), "accuracy")

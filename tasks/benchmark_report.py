@@ -70,7 +70,7 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
     if read.evaluation.curve:
         results.hacking.setdefault(arm, {})[seed] = read.evaluation.curve
     results.metrics.setdefault(arm, {})[seed] = read.metrics
-    results.base.setdefault(seed, base_metrics(read.metrics))
+    results.add_base(seed, base_metrics(read.metrics), [each.prompts for each in read.contests.values()])
     questions: list[Mapping[str, Any]] = []
     if "aligned" in read.evaluation.questions:
         for name in read.evaluation.questions["aligned"].sets:

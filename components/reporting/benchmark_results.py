@@ -5,7 +5,7 @@ A front of preferences is the policies of one method in the space of the rewards
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,7 @@ class BenchmarkResults:
     # what metrics are means of; those without units have one value per seed
     units: dict[str, dict[int, dict[str, Units]]] = field(default_factory=dict)
     base: dict[int, dict[str, float]] = field(default_factory=dict)  # the base policy's metrics
+    base_prompts: dict[int, int] = field(default_factory=dict)  # that these are means over
     contests: dict[str, dict[int, Contest]] = field(default_factory=dict)
     judges: dict[int, dict[str, float]] = field(default_factory=dict)  # numbers of the judges
     rewards: dict[str, dict[int, Sequence[Mapping[str, float]]]] = field(default_factory=dict)  # by round
@@ -40,6 +41,20 @@ class BenchmarkResults:
     fronts: dict[str, dict[int, Front]] = field(default_factory=dict)
     # rows of answers.json of the arms of fronts, of a front's first complete seed
     answers: dict[str, dict[str, list[Mapping[str, Any]]]] = field(default_factory=dict)
+
+    def add_base(self, seed: int, metrics: Mapping[str, float], contests: Iterable[Sequence[str]]) -> None:
+        """Add the base policy's metrics of a run; those of a seed are of the run that answers most prompts.
+
+        Arms with settings of their own may answer fewer ones.
+
+        Args:
+            seed: of the run.
+            metrics: of the run's base policy, under the names of the aligned policy's.
+            contests: the ids of the prompts of each of the run's contests.
+        """
+        prompts = max(map(len, contests), default=0)
+        if prompts >= self.base_prompts.get(seed, 0):
+            self.base_prompts[seed], self.base[seed] = prompts, dict(metrics)
 
     def add_fronts(self, seed: int, fronts: Mapping[str, Front]) -> None:
         """Add the fronts of a seed, and their metrics."""

@@ -82,9 +82,6 @@ def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResult
     """
     results = BenchmarkResults(benchmark.seeds)
     points: dict[int, dict[str, FrontPoint]] = {}
-    most: dict[
-        int, int
-    ] = {}  # answers of a run by seed: the base policy's figures are of the run with the most
     for line in sorted(lines, key=lambda line: benchmark.seeds.index(line["seed"])):
         arm, seed = line["arm"], line["seed"]
         for name, contest in line["contests"].items():
@@ -103,9 +100,8 @@ def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResult
             results.units.setdefault(arm, {})[seed] = {
                 name: Units(units["unit"], units["groups"]) for name, units in line["units"].items()
             }
-            answers = max((len(one["prompts"]) for one in line["contests"].values()), default=0)
-            if answers >= most.get(seed, 0):
-                most[seed], results.base[seed] = answers, _numbers(line["base"])
+            prompts = [contest["prompts"] for contest in line["contests"].values()]
+            results.add_base(seed, _numbers(line["base"]), prompts)
             results.judges[seed] = _numbers(line["judge"])
             results.commits[f"{arm}-seed-{seed}"] = line["commits"]
             if "front" in line:

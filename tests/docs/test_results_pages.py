@@ -19,6 +19,7 @@ from docs.generate_results import (
     TRL,
     Published,
     Results,
+    claims,
     counts_sentence,
     curve,
     draw_claims,
@@ -183,6 +184,21 @@ def test_a_row_of_the_curve_has_the_seeds_of_both_arms(tmp_path):
     assert "| 8 | 12 | 1 | 0.600 | 0.900 | - | - | 0.300 |" in curve(Results(tmp_path), [])
     write_lines(tmp_path, CURVE, {"alone-8": [0.6, 0.8], "federated-8x12": [0.9, 0.9], "pooled-8x12": [0.7]})
     assert "| 8 | 12 | 2 | 0.700 | 0.900 | - | 0.700 (1 of 2 seeds) | 0.200 |" in curve(Results(tmp_path), [])
+
+
+@pytest.mark.parametrize("values", [{"alone-8": [0.6]}, {"federated-8x12": [0.9]}])
+def test_the_curve_has_no_row_and_no_sentence_of_one_arm(tmp_path, values):
+    write_lines(tmp_path, CURVE, values)
+    assert "| 8 | 12 |" not in curve(Results(tmp_path), [])
+    assert "With 8 pairs" not in references(Results(tmp_path), [])
+
+
+def test_claims_without_figures_have_no_verdict(tmp_path):
+    """Two seeds decide nothing, and of the claims on other arms there are no figures."""
+    write_lines(tmp_path, CURVE, {"alone-8": [0.6, 0.7], "federated-8x12": [0.9, 0.8]})
+    verdicts = [line.split(" | ")[1] for line in claims(Results(tmp_path), [CURVE]).splitlines()[2:]]
+    assert verdicts.count("not measured") == len(verdicts) - 2
+    assert verdicts[0].startswith("**undecided** (")
 
 
 def test_pair_accuracy_is_compared_where_a_method_and_clients_alone_have_it(tmp_path):

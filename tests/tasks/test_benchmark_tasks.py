@@ -254,6 +254,17 @@ def test_contests_and_figures_of_finished_runs_and_of_the_base_policy_are_read_b
     assert {arm: set(by_seed) for arm, by_seed in results.metrics.items()} == {"FedBis": {0}, "FedDPO": {0}}
 
 
+@pytest.mark.parametrize("arm", ["FedBis", "FedDPO"])
+def test_the_base_policy_is_that_of_the_run_that_answers_most_prompts(finished, arm):
+    """One arm answers one prompt of the two of the other, and has a base policy of ROUGE-L 0.9."""
+    folder = arm_run(finished, arm, 0).evaluation
+    result = EvaluationResult.read(folder / RESULT)
+    result.rouge["base"] = {"rougeLsum": 0.9}
+    result.write(folder / RESULT)
+    contest([WIN], ["p2"]).write(contest_file(folder, "aligned_vs_base"))
+    assert read_results(finished, PLAN).base[0]["rouge/aligned/rougeLsum"] == 0.1
+
+
 def test_the_numbers_of_a_report_have_each_contests_verdicts_and_its_figures_over_all_seeds(finished):
     figures = write_report(finished, PLAN).figures
     assert figures["contests"]["FedBis against base policy"]["0"] == {
