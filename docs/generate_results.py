@@ -41,8 +41,16 @@ from components.reporting.benchmark_page import (
     short_commit,
 )
 from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.claims import ENOUGH_SEEDS, FAILS, HOLDS, UNDECIDED, Finding, check_claims
-from components.reporting.formats import format_figure, format_number
+from components.reporting.claims import (
+    ENOUGH_SEEDS,
+    FAILS,
+    HOLDS,
+    SPREADS,
+    UNDECIDED,
+    Finding,
+    check_claims,
+)
+from components.reporting.formats import format_figure, format_number, rate_cells
 from components.reporting.metrics import alias_of, named, values_of
 from components.reporting.page import Table, markdown_table
 from components.reporting.published import (
@@ -75,6 +83,8 @@ PAPERS = {
 """By paper, the page of its claims, and the benchmarks that decide them."""
 CURVE = "when-to-federate"
 """The benchmark of the numbers of owners and pairs."""
+CURVE_PAGE = ("federating.md", (CURVE,))
+"""The page of its claims, as those of PAPERS."""
 CURVE_PICTURE = "![Accuracy by the pairs of an owner](../images/results/when-to-federate.svg)"
 RATES = ("personalized-rates", "personalized-ppo-rates")
 """Benchmarks that choose learning rates for others."""
@@ -94,6 +104,8 @@ ENOUGH_ANSWERS = 30
 NOT_MEASURED = "not measured"
 VERDICTS = {HOLDS: ("#23916a", "o"), FAILS: ("#cc4b5b", "X"), UNDECIDED: ("#7d858f", "D")}
 """Color and marker of each verdict; the colors have a contrast of 3 on a light and on a dark page."""
+MOVES = {HOLDS: "better", FAILS: "worse", UNDECIDED: "undecided"}
+"""Verdicts on federating against training alone, as words of a sentence."""
 GREY = "#7d858f"
 BLUE = "#2f7ec7"
 MACHINES = ((BLUE, "o"), ("#d9822b", "s"), ("#7a5bb5", "^"))
@@ -232,7 +244,7 @@ def claims(results: Results, names: Sequence[str]) -> str:
             if finding.low is None
             else f"{format_number(finding.low, DIGITS)} to {format_number(finding.high, DIGITS)}",
             "interval over": finding.drawn,
-            "sd between; within seeds": finding.spreads,
+            SPREADS: finding.spreads,
             "detectable": finding.detectable,
         }
         for finding in findings
@@ -300,11 +312,11 @@ def references(results: Results, _: Sequence[str]) -> str:
                 verdicts.append(verdict)
     counts = Counter(verdicts)
     words = (
-        f"Against owners who train alone, the best federated method is better in {counts[HOLDS]} of"
-        f" {len(rows)} comparisons and worse in {counts[FAILS]}; {counts[UNDECIDED]} are undecided and"
-        f" {counts[NOT_MEASURED]} not measured."
+        f"Against owners who train alone, the best federated method of the papers' benchmarks is better in"
+        f" {counts[HOLDS]} of {len(rows)} comparisons and worse in {counts[FAILS]}; {counts[UNDECIDED]} are"
+        f" undecided and {counts[NOT_MEASURED]} not measured."
     )
-    return "\n\n".join([words, CURVE_PICTURE, *_curve_words(results), _table(rows)])
+    return "\n\n".join([" ".join([words, *_curve_words(results)]), CURVE_PICTURE, _table(rows)])
 
 
 def methods(results: Results, _: Sequence[str]) -> str:
@@ -319,11 +331,11 @@ def methods(results: Results, _: Sequence[str]) -> str:
                         for figure in (*TASTES, *REWARD)
                     }
                     head = {"benchmark": f"[`{own.name}`]({page})", "method": arm, "seeds": str(len(runs))}
-                    rows.append(head | cells | {"win rate against base policy": _win_rate(own.results, arm)})
+                    rows.append(head | cells | _win_rates(own.results, arm))
     shown = [name for name in rows[0] if any(row[name] != "-" for row in rows)] if rows else []
     failing = [
-        f"- {finding.claim}: {format_number(finding.value, DIGITS)}"
-        for _, names in PAPERS.values()
+        f"- [{page.stem}]({page.name}): {finding.claim}: {format_number(finding.value, DIGITS)}"
+        for page, names in ((Path(page), names) for page, names in (*PAPERS.values(), CURVE_PAGE))
         for finding in results.findings(names)
         if finding.verdict == FAILS
     ]
@@ -334,11 +346,18 @@ def methods(results: Results, _: Sequence[str]) -> str:
     return "\n\n".join([table, words, *(["\n".join(failing)] if failing else [])])
 
 
-def _win_rate(results: BenchmarkResults, arm: str) -> str:
-    """An arm's win rate at equal length against the base policy; '-' for few prompts."""
-    pool = results.pools.get(f"{arm} against base policy")
-    few = pool is None or pool.wins + pool.ties + pool.losses < ENOUGH_ANSWERS
-    return "-" if pool is None or few else format_figure(pool, "length_controlled")
+def _win_rates(results: BenchmarkResults, arm: str) -> dict[str, str]:
+    """An arm's win rates against the base policy; '-' for few prompts.
+
+    At equal length, and of all lengths corrected for the judge's errors.
+    """
+    equal, corrected = "win rate against base policy", "of all lengths, corrected for the judge's errors"
+    name = f"{arm} against base policy"
+    pool = results.pools.get(name)
+    if pool is None or pool.wins + pool.ties + pool.losses < ENOUGH_ANSWERS:
+        return {equal: "-", corrected: "-"}
+    cells = rate_cells(pool, results.judges_of(name), corrected)
+    return {equal: format_figure(pool, "length_controlled"), corrected: cells[corrected]}
 
 
 def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
@@ -350,12 +369,13 @@ def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
     }
     best = max(means, key=lambda arm: means[arm], default="")
     own_results = _over_seeds_of(own.results, (best, LOCAL), figure)
-    verdict, difference = NOT_MEASURED, "-"
+    verdict, difference, spreads = NOT_MEASURED, "-", "-"
     if best and values_of(measured.get(LOCAL, {}), figure):
         # All methods are checked, because the best one is chosen by the same figures.
         compared = [Claim(arm=arm, figure=figure, against=[LOCAL], above=0.0) for arm in means]
         finding = check_claims(compared, own.results)[[*means].index(best)]
         verdict, difference = finding.verdict, _with_interval(finding.value, finding.low, finding.high)
+        spreads = finding.spreads
     # Before the rounds the model of all arms is the same, but few-shot's has read examples.
     start = {seed: _before(run) for seed, run in own_results.metrics.get(LOCAL, {}).items()}
     untrained = replace(own_results, metrics={LOCAL: start}, units={})
@@ -366,6 +386,7 @@ def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
         **{arm: mean_cell(own_results, arm, figure) for arm in (LOCAL, "pooled", "few-shot")},
         "untrained": mean_cell(untrained, LOCAL, figure),
         "federated less local": difference,
+        SPREADS: spreads,
         "verdict": f"**{verdict}**",
     }
     return cells, verdict
@@ -431,17 +452,12 @@ def _with_interval(value: float | None, low: float | None, high: float | None) -
 def curve(results: Results, _: Sequence[str]) -> str:
     """Accuracy by the pairs of an owner and the number of owners, by taste and over all, and its picture."""
     own = _with_alone_by_owners(results.benchmarks[CURVE].results)
-    cells = [*product(OF_CURVE, PAIRS, OWNERS)]
-    compared = [
-        Claim(arm=f"federated-{size}", figure=figure, against=[f"alone-{size}"], above=0.0)
-        for figure, size in ((figure, f"{pairs}x{owners}") for figure, pairs, owners in cells)
-    ]
-    findings = dict(zip(cells, check_claims(compared, own), strict=True))
+    findings = _curve_findings(own)
     parts = [CURVE_PICTURE]
     for figure in OF_CURVE:
         rows = []
         for pairs, owners in product(PAIRS, OWNERS):
-            finding = findings[figure, pairs, owners]
+            finding = findings[figure, f"{pairs}x{owners}"]
             arms = {arm: f"{arm}-{pairs}x{owners}" for arm in ("alone", "federated", "groups", "pooled")}
             if not (seeds := len(_seeds_of_both(own, f"{pairs}x{owners}", figure))):
                 continue
@@ -457,6 +473,7 @@ def curve(results: Results, _: Sequence[str]) -> str:
                     "seeds": str(seeds),
                     **means,
                     "federated less alone": _with_interval(finding.value, finding.low, finding.high),
+                    SPREADS: finding.spreads,
                     "verdict": f"**{finding.verdict}**",
                 }
             )
@@ -465,27 +482,39 @@ def curve(results: Results, _: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
+def _curve_findings(own: BenchmarkResults) -> dict[tuple[str, str], Finding]:
+    """Whether federating is better than training alone, by figure and size, such as 8x12."""
+    cells = [(figure, f"{pairs}x{owners}") for figure, pairs, owners in product(OF_CURVE, PAIRS, OWNERS)]
+    compared = [
+        Claim(arm=f"federated-{size}", figure=figure, against=[f"alone-{size}"], above=0.0)
+        for figure, size in cells
+    ]
+    return dict(zip(cells, check_claims(compared, own), strict=True))
+
+
 def _curve_words(results: Results) -> list[str]:
-    """A sentence on the fewest and on the most pairs that were measured with the most owners."""
+    """A sentence on the fewest, and one on the most pairs that were measured with the most owners."""
     own = _with_alone_by_owners(results.benchmarks[CURVE].results)
     every = [f"{pairs}x{OWNERS[-1]}" for pairs in PAIRS]
     sizes = [size for size in every if _seeds_of_both(own, size, "accuracy")]
-    words = []
+    words, findings = [], _curve_findings(own)
     for size in dict.fromkeys(sizes[:1] + sizes[-1:]):
         both = _over_seeds_of(own, (f"alone-{size}", f"federated-{size}"), "accuracy")
         alone, federated = (
             {name: np.mean(values_of(both.metrics[f"{arm}-{size}"], name)) for name in OF_CURVE}
             for arm in ("alone", "federated")
         )
-        moves = [f"from {alone[name]:.3f} to {federated[name]:.3f}" for name in OF_CURVE]
+        verdicts = {name: MOVES[findings[name, size].verdict] for name in OF_CURVE}
+        moves = [f"from {alone[name]:.3f} to {federated[name]:.3f} ({verdicts[name]})" for name in OF_CURVE]
         seeds = len(both.metrics[f"alone-{size}"])
         pairs, _, owners = size.partition("x")
         words.append(
-            f"With {pairs} pairs of each of {owners} owners, one selector for all changes the accuracy on"
-            f" preferences that owners share {moves[0]}, on those that contradict each other {moves[1]}, and"
-            f" on all pairs of an owner {moves[2]} ({seeds} {'seed' if seeds == 1 else 'seeds'})."
+            f"With {pairs} pairs of each of {owners} owners, one selector for all in place of each owner's"
+            f" own changes the accuracy on preferences that owners share {moves[0]}, on those that contradict"
+            f" each other {moves[1]}, and on all pairs of an owner {moves[2]}, by {seeds}"
+            f" {'seed' if seeds == 1 else 'seeds'}."
         )
-    return [" ".join(words)] if words else []
+    return words
 
 
 def _with_alone_by_owners(own: BenchmarkResults) -> BenchmarkResults:
@@ -763,7 +792,7 @@ def files(results: Results) -> dict[Path, bytes]:
     pages = [page for page, _ in PAPERS.values()]
     content = {
         FOLDER / page: pattern.sub(filled, (FOLDER / page).read_text(encoding="utf-8")).encode()
-        for page in ("index.md", "performance.md", "federating.md", "log/index.md", *pages)
+        for page in ("index.md", "performance.md", CURVE_PAGE[0], "log/index.md", *pages)
     }
     for page, names in PAPERS.values():
         content[PICTURES / f"{Path(page).stem}.svg"] = draw_claims(results.findings(names))

@@ -12,18 +12,19 @@ import numpy as np
 from components.config.benchmark import BASE_POLICY, OF_CONTESTS, Benchmark
 from components.data.records import answered_prompt
 from components.evaluation.charts import bar_chart, curve_charts, front_chart, interval_chart
-from components.evaluation.contests import Contest
+from components.evaluation.contests import Contest, ties_half
 from components.evaluation.diagnostics import load_diagnostics
 from components.evaluation.pareto import dominated as find_dominated
 from components.reporting.benchmark_results import BenchmarkResults, Front
 from components.reporting.changes import Change, changes_table, choices_table
-from components.reporting.claims import Finding, claims_table
+from components.reporting.claims import SPREADS, Finding, claims_table
 from components.reporting.formats import (
     MISSING,
     format_counts,
     format_mean,
     format_number,
     format_percent,
+    format_spreads,
     rate_cells,
 )
 from components.reporting.metrics import ALIASES, REWARD_ALIAS, alias_of, named, values_of
@@ -202,8 +203,9 @@ def policies_table(results: BenchmarkResults) -> Table:
     return Table.of(
         "Pair accuracy and the policy's",
         rows,
-        "Means over seeds. The policy's accuracies are those of the aligned policy on held-out pairs"
-        " (evaluation.preference_pairs). Kendall's rank correlation with pair accuracy over the arms (tau-b):"
+        "Means over seeds. The policy's accuracies are those of the aligned policy on the held-out pairs of"
+        " evaluation.preference_pairs; without these, of the clients' policies after the rounds on their own"
+        " held-out pairs. Kendall's rank correlation with pair accuracy over the arms (tau-b):"
         f" {correlations}.",
     )
 
@@ -233,6 +235,7 @@ def contests_table(results: BenchmarkResults) -> Table:
         rows.append(
             {"contest": name, "answers (different prompts)": f"{len(every.ours)} ({len(prompts)})"}
             | rate_cells(pool, results.judges_of(name), "corrected for the judge's errors [95%]")
+            | {SPREADS: format_spreads(ties_half([*by_seed.values()]) if len(by_seed) > 1 else None)}
             | {"characters": lengths, "by seed": "; ".join(by_seeds)}
         )
     return Table.of(
@@ -240,7 +243,7 @@ def contests_table(results: BenchmarkResults) -> Table:
         rows,
         "Intervals of 95% are over seeds and prompts (components/evaluation/intervals.py). With one seed they"
         " are over its prompts, and concern its policies alone. They are not corrected for the number of"
-        " contests." + CORRECTED,
+        " contests. Standard deviations are those of the win rate with ties as 1/2." + CORRECTED,
         RATE_HEADINGS,
     )
 

@@ -21,7 +21,7 @@ from components.evaluation.contests import LABELS, equal_length
 from components.evaluation.intervals import LEVEL, Estimate, estimate_mean, estimate_share, holm
 from components.evaluation.winrate import Verdict
 from components.reporting.benchmark_results import BenchmarkResults
-from components.reporting.formats import format_figure, format_number
+from components.reporting.formats import format_figure, format_number, format_spreads
 from components.reporting.metrics import alias_of, named
 from components.reporting.page import Table
 from components.reporting.units import PROMPTS, Units
@@ -31,6 +31,8 @@ FAILS = "fails"
 UNDECIDED = "undecided"
 MAY_BE_CHANCE = "length-controlled it may be chance"
 
+SPREADS = "sd between; within seeds"
+"""Heading of a figure's standard deviations."""
 ROUNDING = 1e-9
 """Tolerance of a comparison of a number with a limit, and of a figure with its units' mean."""
 ENOUGH_SEEDS = 3
@@ -62,8 +64,7 @@ class Finding:
     @property
     def spreads(self) -> str:
         """Standard deviation over the seeds, and over the units of a seed."""
-        one = self.estimate
-        return "-" if one is None else f"{format_number(one.between)}; {format_number(one.within)}"
+        return format_spreads(self.estimate)
 
     @property
     def detectable(self) -> str:
@@ -110,7 +111,7 @@ def claims_table(findings: Sequence[Finding]) -> Table:
             "claim": finding.claim,
             "verdict [95%]": str(finding),
             "interval over": finding.drawn,
-            "sd between; within seeds": finding.spreads,
+            SPREADS: finding.spreads,
             "detectable": finding.detectable,
             "by seed": finding.by_seed,
             "over all seeds": finding.overall,

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from components.results import ContestFigures, WinRate
+
+if TYPE_CHECKING:
+    from components.evaluation.intervals import Estimate
 
 MISSING = "-"
 ALL_TIES = "undecided: all ties"
@@ -91,6 +95,13 @@ def format_counts(rate: WinRate) -> str:
         return MISSING
     counts = f"{rate.wins}/{rate.ties}/{rate.losses}"
     return f"{counts} ({rate.unparsable} unparsable)" if rate.unparsable else counts
+
+
+def format_spreads(estimate: Estimate | None) -> str:
+    """Standard deviations of a figure over the seeds, and over the units of a seed."""
+    if estimate is None:
+        return MISSING
+    return f"{format_number(estimate.between)}; {format_number(estimate.within)}"
 
 
 def format_mean(values: Sequence[float]) -> str:

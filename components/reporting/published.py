@@ -22,13 +22,15 @@ from components.io import write_atomically
 from components.reporting.benchmark_results import BenchmarkResults, complete_fronts
 from components.reporting.claims import check_claims
 from components.reporting.formats import format_number
-from components.reporting.units import Units
+from components.reporting.units import Units, UnitsByMetric
 from components.results import finite_or_none
 
 RUN = "run"
 CONTESTS = "contests"
 """Kinds of lines: a run, and the contests between the arms of a seed."""
 SUFFIX = ".jsonl"
+PAIR_ACCURACY = "after/accuracy"
+"""Beginning of the names of metrics of the clients' pair accuracies."""
 
 Line = dict[str, Any]
 
@@ -96,10 +98,9 @@ def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResult
                 style=contest.get("style", {}),
             )
         if line["kind"] == RUN:
-            results.metrics.setdefault(arm, {})[seed] = _numbers(line["metrics"])
-            results.units.setdefault(arm, {})[seed] = {
-                name: Units(units["unit"], units["groups"]) for name, units in line["units"].items()
-            }
+            units = {name: Units(own["unit"], own["groups"]) for name, own in line["units"].items()}
+            results.units.setdefault(arm, {})[seed] = units
+            results.metrics.setdefault(arm, {})[seed] = _ranges(units) | _numbers(line["metrics"])
             prompts = [contest["prompts"] for contest in line["contests"].values()]
             results.add_base(seed, _numbers(line["base"]), prompts)
             results.judges[seed] = _numbers(line["judge"])
@@ -109,6 +110,14 @@ def read_results(lines: Iterable[Line], benchmark: Benchmark) -> BenchmarkResult
     for seed, by_arm in points.items():
         results.add_fronts(seed, complete_fronts(benchmark.fronts, by_arm))
     return results
+
+
+def _ranges(units: UnitsByMetric) -> dict[str, float]:
+    """How pair accuracy differs over the clients, which lines of earlier commits have in their units only."""
+    own = units.get(f"{PAIR_ACCURACY}/mean")
+    if own is None:
+        return {}
+    return {f"{PAIR_ACCURACY}/{name}": own.ranges()[name] for name in ("worst_tenth", "jain")}
 
 
 def _numbers(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -81,6 +81,19 @@ REWARD_TITLES = {
     "reward": "Implicit reward of the chosen completions (beta x nats)",
     "margin": "Margin of the implicit reward (beta x nats)",
 }
+OF_CLIENTS = (
+    (
+        "Training loss of the clients",
+        "loss of a minibatch (nats)",
+        {"loss_first": "first local step", "loss_last": "last local step"},
+    ),
+    (
+        "Log-likelihoods in the clients' training",
+        "mean over the pairs of a job (nats)",
+        {"logps_chosen": "chosen", "logps_rejected": "rejected"},
+    ),
+)
+"""Title, unit and lines of the charts of what clients measure while they train."""
 NUMBER_WORDS = {
     "loss_first": "training loss",
     "loss_last": "training loss",
@@ -627,15 +640,16 @@ def _learning_charts(results: RunResults, run: RunDescription) -> Iterator[Figur
             y_range=None if by_noised_verdicts else (0, 1),  # corrected accuracies may lie outside
             colors=charts.domain_colors(run.partition) | {CLIENTS_LINE: charts.COLORS[0]},
         )
-    losses = []
-    for key, name in (("loss_first", "first local step"), ("loss_last", "last local step")):
-        for record in federation.records:
-            values = [one.metrics.scalars[key] for one in record.updates if key in one.metrics.scalars]
-            losses += [
-                (f"{name}, mean and range over clients", record.rounds_done, value) for value in values
-            ]
-    if losses:
-        yield charts.line_chart("Training loss of the clients", "round", "loss of a minibatch (nats)", losses)
+    for title, unit, names in OF_CLIENTS:
+        points = [
+            (f"{name}, mean and range over clients", record.rounds_done, update.metrics.scalars[key])
+            for key, name in names.items()
+            for record in federation.records
+            for update in record.updates
+            if key in update.metrics.scalars
+        ]
+        if points:
+            yield charts.line_chart(title, "round", unit, points)
     yield from charts.curve_charts({results.recipe.federation.method: {0: results.curve}}, REWARD_TITLES)
     history = results.alignment.history
     for title, unit, key in (("loss", "loss", "loss"), ("reward margin", "beta x nats", "rewards/margins")):

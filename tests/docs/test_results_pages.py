@@ -174,9 +174,9 @@ def test_clients_alone_are_compared_over_the_owners_of_the_federation(tmp_path):
         line["units"] = {"after/accuracy/mean": {"unit": "clients", "groups": {"": groups}}}
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     text = curve(Results(tmp_path), [])
-    assert "| 8 | 12 | 1 | 0.700 | 0.600 | - | - | -0.100 | **undecided** |" in text
-    assert "share from 0.600 to 0.900" in (words := references(Results(tmp_path), []))
-    assert "all pairs of an owner from 0.700 to 0.600 (1 seed)" in words
+    assert "| 8 | 12 | 1 | 0.700 | 0.600 | - | - | -0.100 | - | **undecided** |" in text
+    assert "share from 0.600 to 0.900 (undecided)" in (words := references(Results(tmp_path), []))
+    assert "all pairs of an owner from 0.700 to 0.600 (undecided), by 1 seed." in words
 
 
 def test_a_row_of_the_curve_has_the_seeds_of_both_arms(tmp_path):
@@ -184,6 +184,19 @@ def test_a_row_of_the_curve_has_the_seeds_of_both_arms(tmp_path):
     assert "| 8 | 12 | 1 | 0.600 | 0.900 | - | - | 0.300 |" in curve(Results(tmp_path), [])
     write_lines(tmp_path, CURVE, {"alone-8": [0.6, 0.8], "federated-8x12": [0.9, 0.9], "pooled-8x12": [0.7]})
     assert "| 8 | 12 | 2 | 0.700 | 0.900 | - | 0.700 (1 of 2 seeds) | 0.200 |" in curve(Results(tmp_path), [])
+
+
+def test_the_sentence_on_the_curve_has_its_verdicts(tmp_path):
+    values = {"alone-8": [0.600, 0.601, 0.599], "federated-8x12": [0.640, 0.642, 0.638]}
+    write_lines(tmp_path, CURVE, values)
+    path = tmp_path / f"{CURVE}.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["metrics"]["after/accuracy/mean"] = 1 - line["metrics"]["after/accuracy/domain/own"]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    sentence, *_ = references(Results(tmp_path), []).split("\n\n")
+    assert "share from 0.600 to 0.640 (better)" in sentence
+    assert "all pairs of an owner from 0.400 to 0.360 (worse), by 3 seeds." in sentence
 
 
 @pytest.mark.parametrize("values", [{"alone-8": [0.6]}, {"federated-8x12": [0.9]}])
@@ -253,5 +266,15 @@ def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_pat
     assert (
         "| [`reasoning`](reasoning.md) | FedAvg | 3 | 0.900 [0.875, 0.925] | 0.900 [0.875, 0.925] |" in text
     )
-    assert "\n- DRIFT-SP less FedAvg: reward margin above 0: -0.490" in text
+    assert "\n- [reasoning](reasoning.md): DRIFT-SP less FedAvg: reward margin above 0: -0.490" in text
     assert "local" not in text
+    contest = {"prompts": [f"p{n}" for n in range(40)], "verdicts": ["response 1"] * 30 + ["response 2"] * 10}
+    contest |= {"ours": [5] * 40, "theirs": [5] * 40}
+    for line in lines:
+        line["contests"] = {f"{line['arm']} against base policy": contest}
+        line["judge"] = {"judge_accuracy": 0.9, "judge_held_out_pairs": 20.0}
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = methods(Results(tmp_path), [])
+    assert "| win rate against base policy | of all lengths, corrected for the judge's errors |\n" in text
+    row = next(line for line in text.splitlines() if "| FedAvg | 3 |" in line)  # q = 55 / 62
+    assert [cell.partition(" ")[0] for cell in row.split(" | ")[-2:]] == ["75.0%", "82.3%"]

@@ -150,8 +150,10 @@ def test_the_table_of_contests_has_the_pooled_rate_its_corrections_and_each_seed
     assert row[3].startswith("62.5% [")
     corrected = "66.4% [0.0%, 100.0%] (undecided)"  # (62.5% + q - 1) / (2 q - 1) with q = 37 / 42
     assert row[4:7] == [format_figure(pool, "length_controlled"), "-", corrected]
-    assert row[7:9] == ["50.0% [0.0%, 100.0%]", "5, 5"]
-    assert row[9] == "0: 83.3% (2/1/0); 1: 0.0% (0/0/1)"
+    assert row[7] == "50.0% [0.0%, 100.0%]"
+    assert row[8].startswith("0.589; "), "the deviation of 0.833 and 0"
+    assert row[9] == "5, 5"
+    assert row[10] == "0: 83.3% (2/1/0); 1: 0.0% (0/0/1)"
     caption = contests_table(BenchmarkResults(contests=CONTESTS)).caption
     assert "over seeds and prompts" in caption
     contests = {"A against B": {0: contest([])}}

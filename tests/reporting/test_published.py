@@ -123,6 +123,21 @@ def test_the_last_line_of_a_run_counts_and_other_arms_and_seeds_do_not():
     assert math.isnan(results.metrics["FedDPO"][0]["align/kl_sequence"])
 
 
+def test_how_clients_differ_is_read_from_their_accuracies_where_a_line_does_not_have_it():
+    units = {"after/accuracy/mean": {"unit": "clients", "groups": {"": {"ada": 0.5, "bea": 0.9}}}}
+    earlier = run_line("FedBis", 0, metrics={"after/accuracy/mean": 0.7}, units=units)
+    metrics = {"after/accuracy/mean": 0.7, "after/accuracy/worst_tenth": 0.4, "after/accuracy/jain": 0.3}
+    lines = [earlier, run_line("FedDPO", 0, metrics=metrics, units=units), run_line("FedDPO", 1)]
+    results = read_results(lines, benchmark_of()).metrics
+    assert results["FedBis"][0] == {
+        "after/accuracy/mean": 0.7,
+        "after/accuracy/worst_tenth": 0.5,
+        "after/accuracy/jain": pytest.approx(1.4**2 / (2 * (0.25 + 0.81))),
+    }
+    assert results["FedDPO"][0] == metrics
+    assert "after/accuracy/jain" not in results["FedDPO"][1]
+
+
 def test_results_do_not_depend_on_the_order_of_lines():
     benchmark = benchmark_of()
     lines = [run_line(arm, seed) for arm in benchmark.arms for seed in (0, 1)]

@@ -455,6 +455,26 @@ def test_the_learning_section_has_accuracy_losses_and_dpo(complete, described):
     assert (list(loss.data[0].y), list(margin.data[0].y)) == ([0.6, 0.6], [0.1, 0.1])
 
 
+def test_the_learning_section_has_the_log_likelihoods_of_the_clients_pairs(complete, described):
+    """Both may fall while their difference rises: the means of two clients after each of two rounds."""
+    records = [
+        step_record(
+            n,
+            {
+                name: client_record({"logps_chosen": chosen - n, "logps_rejected": -50.0 - 3 * n})
+                for name, chosen in (("ada", -40.0), ("bea", -42.0))
+            },
+        )
+        for n in range(2)
+    ]
+    federation = complete.federation.model_copy(update={"records": records})
+    section = section_of(run_page(replace(complete, federation=federation), described), "Learning")
+    (chart,) = (part for part in section.parts if part.title.startswith("Log-likelihoods"))
+    lines = {trace.name: list(trace.y) for trace in chart.figure.data if trace.name}
+    label = "{}, mean and range over clients"
+    assert lines == {label.format("chosen"): [-41.0, -42.0], label.format("rejected"): [-50.0, -53.0]}
+
+
 def test_answers_stand_side_by_side_with_the_names_of_the_winners(complete, described):
     section = section_of(run_page(complete, described), "Answers")
     first, *_, last = section.parts
