@@ -15,7 +15,7 @@ where V_seeds and V_units contain V_rest once each. The interval is mean +- h wi
     h^2 = t(S-1)^2 max(V_seeds - c V_rest, 0) + t(U-1)^2 max(V_units - c V_rest, 0) + t((S-1)(U-1))^2 V_rest
 
 and c = 1/2, because V_rest is itself an estimate: in simulations (tests/evaluation/test_intervals.py) the
-interval of 95% covers the mean in 94% to 99% of the cases, whichever of the components is the largest.
+interval of 95% covers the mean in 93% of the cases or more, whichever of the components is the largest.
 With nested units V_rest is that of the seeds' own units, (mean of var(units) / U) / S, and V_units is left
 out.
 """

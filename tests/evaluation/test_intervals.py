@@ -14,6 +14,7 @@ from components.evaluation.intervals import (
     estimate_share,
     holm,
 )
+from components.evaluation.length_control import estimate_equal_length
 
 T2 = 4.302653  # quantile 0.975 of Student's t with 2 degrees of freedom
 
@@ -206,13 +207,17 @@ def test_the_interval_covers_the_mean_wherever_the_variance_is(case, seeds, unit
     assert covered / trials >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
 
 
+SEEDS = [3, pytest.param(5, marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("case", [(0, 1), (0.2, 1), (1, 1), (1, 0.1)])
-def test_the_interval_of_nested_units_covers_the_mean_too(case):
+def test_the_interval_of_nested_units_covers_the_mean_too(case, seeds):
     numbers = np.random.default_rng(4)
     trials = 600
     covered = 0
     for _ in range(trials):
-        table = numbers.normal(0, case[0], (3, 1)) + numbers.normal(0, case[1], (3, 8))
+        table = numbers.normal(0, case[0], (seeds, 1)) + numbers.normal(0, case[1], (seeds, 8))
         low, high = estimate_mean(seeds_of(table, shared=False)).interval()
         covered += low <= 0 <= high
     assert covered / trials >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
@@ -234,18 +239,41 @@ def test_equal_shares_of_three_seeds_have_an_interval_by_their_own_units():
     assert estimate_share(seeds).p_value(1.5) < 0.05, "a limit outside of 0 to 1 counts as its end"
 
 
+@pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("spread", [0.0, 0.2, 0.8])
-def test_the_interval_of_a_share_covers_it_wherever_the_variance_is(spread):
-    """Three seeds with 75 prompts, whose chances of a win differ by a normal deviation of the logit."""
+def test_the_interval_of_a_share_covers_it_wherever_the_variance_is(spread, seeds):
+    """Seeds with 75 prompts, whose chances of a win differ by a normal deviation of the logit."""
     numbers = np.random.default_rng(1)
     trials = 300
     covered = 0
     for _ in range(trials):
-        chances = 1 / (1 + np.exp(-numbers.normal(0, spread, (3, 1))))
-        won = numbers.random((3, 75)) < chances
+        chances = 1 / (1 + np.exp(-numbers.normal(0, spread, (seeds, 1))))
+        won = numbers.random((seeds, 75)) < chances
         low, high = estimate_share(
             [{str(n): (float(win), float(not win)) for n, win in enumerate(row)} for row in won]
         ).interval()
+        covered += low <= 0.5 <= high
+    assert covered / trials >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("case", [(0, 1), (0.3, 0.5), (0.8, 0)])
+def test_the_interval_at_equal_length_covers_the_rate_wherever_the_variance_is(case, shared, seeds):
+    """A judge that likes length, on 75 prompts; seeds and prompts deviate normally by the logit of a win."""
+    numbers = np.random.default_rng(5)
+    trials = 300
+    covered = 0
+    of_seeds = [seed for seed in range(seeds) for _ in range(75)]
+    prompts = [(n if shared else (seed, n)) for seed in range(seeds) for n in range(75)]
+    for _ in range(trials):
+        ours, theirs = numbers.normal(100, 30, (2, seeds, 75)).round().astype(int)
+        longer = np.tanh((ours - theirs) / (ours - theirs).std(ddof=1))
+        prompt = numbers.normal(0, case[1], (1 if shared else seeds, 75))
+        logits = numbers.normal(0, case[0], (seeds, 1)) + prompt + longer
+        won = (numbers.random((seeds, 75)) < 1 / (1 + np.exp(-logits))).astype(float)
+        labels, lengths = [*won.ravel()], ([*ours.ravel()], [*theirs.ravel()])
+        low, high = estimate_equal_length(labels, *lengths, prompts, of_seeds).interval()
         covered += low <= 0.5 <= high
     assert covered / trials >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
 
