@@ -93,9 +93,14 @@ LOCAL = "local"
 ALONE = (LOCAL, "pooled", "few", "oracle", "longer", "likelihood")
 """First parts of the names of arms that are no federated method of the paper or its baselines."""
 TASTES = ("common_assigned", "own_assigned")
-OF_CURVE = ("common", "own", "accuracy")
+OF_CURVE = {
+    "common": "what owners share",
+    "own": "what they contradict each other in",
+    "accuracy": "all pairs of an owner",
+}
+"""Figures of the curve, and what they are of."""
 REWARD = ("mean_reward",)
-"""Figures that the references are compared by."""
+"""With TASTES, the figures that the references are compared by."""
 PAIRS = (8, 16, 32, 64, 128)
 OWNERS = (3, 6, 12)
 """Of the arms of the benchmark CURVE."""
@@ -313,10 +318,10 @@ def references(results: Results, _: Sequence[str]) -> str:
     counts = Counter(verdicts)
     words = (
         f"Against owners who train alone, the best federated method of the papers' benchmarks is better in"
-        f" {counts[HOLDS]} of {len(rows)} comparisons and worse in {counts[FAILS]}; {counts[UNDECIDED]} are"
-        f" undecided and {counts[NOT_MEASURED]} not measured."
+        f" {counts[HOLDS]} of {len(rows)} comparisons and worse in {counts[FAILS]} ({counts[UNDECIDED]} are"
+        f" undecided and {counts[NOT_MEASURED]} not measured){_curve_clause(results)}."
     )
-    return "\n\n".join([" ".join([words, *_curve_words(results)]), CURVE_PICTURE, _table(rows)])
+    return "\n\n".join([words, CURVE_PICTURE, *_curve_words(results), _table(rows)])
 
 
 def methods(results: Results, _: Sequence[str]) -> str:
@@ -492,11 +497,33 @@ def _curve_findings(own: BenchmarkResults) -> dict[tuple[str, str], Finding]:
     return dict(zip(cells, check_claims(compared, own), strict=True))
 
 
+def _curve_sizes(own: BenchmarkResults) -> list[str]:
+    """The sizes with the most owners of which every figure was measured, alone and federated."""
+    every = [f"{pairs}x{OWNERS[-1]}" for pairs in PAIRS]
+    return [size for size in every if all(_seeds_of_both(own, size, figure) for figure in OF_CURVE)]
+
+
+def _curve_clause(results: Results) -> str:
+    """What is decided with the most owners, of the fewest pairs of which something is; else empty."""
+    own = _with_alone_by_owners(results.benchmarks[CURVE].results)
+    findings = _curve_findings(own)
+    for size in _curve_sizes(own):
+        pairs, _, owners = size.partition("x")
+        decided = {
+            verdict: " and ".join(
+                label for name, label in OF_CURVE.items() if findings[name, size].verdict == verdict
+            )
+            for verdict in (HOLDS, FAILS)
+        }
+        if parts := [f"{MOVES[verdict]} in {labels}" for verdict, labels in decided.items() if labels]:
+            return f"; one selector for {owners} owners with {pairs} pairs each is {', and '.join(parts)}"
+    return ""
+
+
 def _curve_words(results: Results) -> list[str]:
     """A sentence on the fewest, and one on the most pairs that were measured with the most owners."""
     own = _with_alone_by_owners(results.benchmarks[CURVE].results)
-    every = [f"{pairs}x{OWNERS[-1]}" for pairs in PAIRS]
-    sizes = [size for size in every if _seeds_of_both(own, size, "accuracy")]
+    sizes = _curve_sizes(own)
     words, findings = [], _curve_findings(own)
     for size in dict.fromkeys(sizes[:1] + sizes[-1:]):
         both = _over_seeds_of(own, (f"alone-{size}", f"federated-{size}"), "accuracy")
@@ -514,7 +541,7 @@ def _curve_words(results: Results) -> list[str]:
             f" each other {moves[1]}, and on all pairs of an owner {moves[2]}, by {seeds}"
             f" {'seed' if seeds == 1 else 'seeds'}."
         )
-    return words
+    return [" ".join(words)] if words else []
 
 
 def _with_alone_by_owners(own: BenchmarkResults) -> BenchmarkResults:

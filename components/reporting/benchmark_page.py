@@ -243,7 +243,8 @@ def contests_table(results: BenchmarkResults) -> Table:
         rows,
         "Intervals of 95% are over seeds and prompts (components/evaluation/intervals.py). With one seed they"
         " are over its prompts, and concern its policies alone. They are not corrected for the number of"
-        " contests. Standard deviations are those of the win rate with ties as 1/2." + CORRECTED,
+        " contests. Standard deviations are those of the win rate with ties as 1/2: between"
+        " the seeds, and within a seed between its prompts (means of a prompt's answers)." + CORRECTED,
         RATE_HEADINGS,
     )
 

@@ -640,6 +640,7 @@ def _learning_charts(results: RunResults, run: RunDescription) -> Iterator[Figur
             y_range=None if by_noised_verdicts else (0, 1),  # corrected accuracies may lie outside
             colors=charts.domain_colors(run.partition) | {CLIENTS_LINE: charts.COLORS[0]},
         )
+    points: list[tuple[str, float, float]]
     for title, unit, names in OF_CLIENTS:
         points = [
             (f"{name}, mean and range over clients", record.rounds_done, update.metrics.scalars[key])

@@ -194,7 +194,11 @@ def test_the_sentence_on_the_curve_has_its_verdicts(tmp_path):
     for line in lines:
         line["metrics"]["after/accuracy/mean"] = 1 - line["metrics"]["after/accuracy/domain/own"]
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    sentence, *_ = references(Results(tmp_path), []).split("\n\n")
+    opening, _, sentence, _ = references(Results(tmp_path), []).split("\n\n")
+    assert opening.endswith(
+        "; one selector for 12 owners with 8 pairs each is better in what owners share and what they"
+        " contradict each other in, and worse in all pairs of an owner."
+    )
     assert "share from 0.600 to 0.640 (better)" in sentence
     assert "all pairs of an owner from 0.400 to 0.360 (worse), by 3 seeds." in sentence
 

@@ -14,7 +14,7 @@ from components.evaluation.intervals import (
     estimate_share,
     holm,
 )
-from components.evaluation.length_control import estimate_equal_length
+from components.evaluation.length_control import estimate_equal_length, fit_length_controlled_rate
 
 T2 = 4.302653  # quantile 0.975 of Student's t with 2 degrees of freedom
 
@@ -256,26 +256,37 @@ def test_the_interval_of_a_share_covers_it_wherever_the_variance_is(spread, seed
     assert covered / trials >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
 
 
+def judged(numbers, seeds, case, shared):
+    """Labels and lengths, [seeds, 75], by a judge that likes length; ours are the longer ones on average.
+
+    Seeds and prompts deviate normally by the logit of a win, whose mean at equal length is given.
+    """
+    ours, theirs = (numbers.normal(mean, 30, (seeds, 75)).round().astype(int) for mean in (160, 100))
+    of_seeds, of_prompts, logit = case
+    prompts = numbers.normal(0, of_prompts, (1 if shared else seeds, 75))
+    longer = np.tanh((ours - theirs) / (ours - theirs).std(ddof=1))
+    logits = logit + numbers.normal(0, of_seeds, (seeds, 1)) + prompts + longer
+    won = (numbers.random((seeds, 75)) < 1 / (1 + np.exp(-logits))).astype(float)
+    return won.ravel().tolist(), ours.ravel().tolist(), theirs.ravel().tolist()
+
+
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("case", [(0, 1), (0.3, 0.5), (0.8, 0)])
-def test_the_interval_at_equal_length_covers_the_rate_wherever_the_variance_is(case, shared, seeds):
-    """A judge that likes length, on 75 prompts; seeds and prompts deviate normally by the logit of a win."""
+@pytest.mark.parametrize(
+    ("case", "least"), [((0, 1, 0), 0.93), ((0.3, 0.5, 0), 0.93), ((0.8, 0, 0), 0.93), ((0.8, 0, -2.4), 0.9)]
+)
+def test_the_interval_at_equal_length_covers_the_rate_wherever_the_variance_is(case, least, shared, seeds):
     numbers = np.random.default_rng(5)
+    truth = fit_length_controlled_rate(*judged(numbers, 3000, case, shared=False), resamples=1)
+    assert truth.uncontrolled - truth.rate > 0.05
     trials = 300
     covered = 0
     of_seeds = [seed for seed in range(seeds) for _ in range(75)]
     prompts = [(n if shared else (seed, n)) for seed in range(seeds) for n in range(75)]
     for _ in range(trials):
-        ours, theirs = numbers.normal(100, 30, (2, seeds, 75)).round().astype(int)
-        longer = np.tanh((ours - theirs) / (ours - theirs).std(ddof=1))
-        prompt = numbers.normal(0, case[1], (1 if shared else seeds, 75))
-        logits = numbers.normal(0, case[0], (seeds, 1)) + prompt + longer
-        won = (numbers.random((seeds, 75)) < 1 / (1 + np.exp(-logits))).astype(float)
-        labels, lengths = [*won.ravel()], ([*ours.ravel()], [*theirs.ravel()])
-        low, high = estimate_equal_length(labels, *lengths, prompts, of_seeds).interval()
-        covered += low <= 0.5 <= high
-    assert covered / trials >= 0.93 - 2 * math.sqrt(0.93 * 0.07 / trials)
+        low, high = estimate_equal_length(*judged(numbers, seeds, case, shared), prompts, of_seeds).interval()
+        covered += low <= truth.rate <= high
+    assert covered / trials >= least - 2 * math.sqrt(least * (1 - least) / trials)
 
 
 def test_students_interval_over_seeds_alone_would_miss_the_mean_of_shared_units():
