@@ -734,9 +734,8 @@ def _run_benchmark(
     status, report = run_flow("flows.benchmark:benchmark", verbose, parameters)
     if status == 0:
         folder = Path(report)
-        print("\n" + (folder / "report.md").read_text(encoding="utf-8"))
-        print(f"Report: {folder / 'report.html'}")
-        print(f"Next: fed-rlhf show {folder.parent.name} --open")
+        print("\n" + (folder / "summary.txt").read_text(encoding="utf-8"))
+        print(f"Next\n  open the report    fed-rlhf show {folder.parent.name} --open")
     return status
 
 

@@ -5,7 +5,7 @@ runs/<benchmark>/
     run.json         id of its MLflow run
     <arm>-seed-<n>/  a run folder each
     contests/        each contest and seed (components/evaluation/contests.py)
-    report/          report.html, report.md, metrics.json
+    report/          report.html, report.md, summary.txt, metrics.json
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from components.config.benchmark import BASE_POLICY, REFERENCES, Benchmark
 from components.evaluation.contests import Contest
 from components.io import read_json, write_atomically, write_json
-from components.reporting.benchmark_page import benchmark_page
+from components.reporting.benchmark_page import benchmark_page, benchmark_summary
 from components.reporting.benchmark_results import BenchmarkResults, complete_fronts
 from components.reporting.changes import Change, MeansByArm, choose_arms, find_changes
 from components.reporting.claims import Finding, check_claims
@@ -88,7 +88,7 @@ def _add_run(results: BenchmarkResults, run: Run, arm: str, seed: int) -> None:
 def write_benchmark_report(
     folder: Path, benchmark: Benchmark, earlier: Sequence[MeansByArm] | None
 ) -> tuple[Path, MeansByArm, Sequence[Finding], Sequence[Change]]:
-    """Write report.html, report.md and metrics.json.
+    """Write report.html, report.md, summary.txt and metrics.json.
 
     Args:
         folder: of the benchmark.
@@ -131,6 +131,8 @@ def write_benchmark_report(
     page = benchmark_page(folder.name, benchmark, results, findings, chosen, changes, git_commit())
     write_atomically(out / "report.md", to_markdown(page).encode())
     write_atomically(out / "report.html", to_html(page).encode())
+    summary = benchmark_summary(folder.name, benchmark, results, findings, chosen, changes)
+    write_atomically(out / "summary.txt", f"{summary}\n".encode())
     return out, means, findings, changes
 
 

@@ -21,6 +21,7 @@ from components.reporting.claims import SPREADS, Finding, claims_table
 from components.reporting.formats import (
     MISSING,
     format_counts,
+    format_figure,
     format_mean,
     format_number,
     format_percent,
@@ -28,7 +29,17 @@ from components.reporting.formats import (
     rate_cells,
 )
 from components.reporting.metrics import ALIASES, REWARD_ALIAS, alias_of, named, values_of
-from components.reporting.page import Answers, Chart, Notes, Page, PageSection, Part, Table, filled
+from components.reporting.page import (
+    Answers,
+    Chart,
+    Notes,
+    Page,
+    PageSection,
+    Part,
+    Table,
+    filled,
+    text_table,
+)
 from components.reporting.run_page import CORRECTED, RATE_HEADINGS, hacking_chart, style_table
 from components.reporting.units import UnitsByMetric, client_range
 
@@ -41,6 +52,8 @@ REWARD_TITLES = {
     "accuracy": "Accuracy by the implicit reward",
     "summed": "Accuracy by log-likelihood",
 }
+SUMMARY_FIGURES = 4
+"""Figures of each arm in the summary for a terminal."""
 SHOWN_PROMPTS = 4
 """Prompts whose answers are shown for each front."""
 POLICY_ACCURACIES = ("implicit_reward", "policy_summed", "policy_per_token")
@@ -74,9 +87,7 @@ def benchmark_page(
     It has the checked claims, the arm of each choice, the changes since the last runs, and the commit of the
     code that writes it.
     """
-    first = [claim.figure for claim in benchmark.claims if claim.figure not in OF_CONTESTS]
-    first += [choice.figure for choice in benchmark.choices.values()]
-    means, single = metrics_tables(results, first)
+    means, single = metrics_tables(results, _figures_asked(benchmark))
     curves = curve_charts(results.rewards, REWARD_TITLES)
     for arm, by_seed in results.hacking.items():
         for seed, curve in by_seed.items():
@@ -106,12 +117,59 @@ def benchmark_page(
         "Each seed": [single],
         "Settings and commits": [Notes(notes)],
     }
-    seeds = ", ".join(map(str, benchmark.seeds))
     return Page(
         name,
-        f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}",
+        _subtitle(benchmark),
         [PageSection(title, LEADS[title], own) for title, own in parts.items()],
     )
+
+
+def benchmark_summary(
+    name: str,
+    benchmark: Benchmark,
+    results: BenchmarkResults,
+    findings: Sequence[Finding],
+    chosen: Mapping[str, str],
+    changes: Sequence[Change],
+) -> str:
+    """The summary of a benchmark for a terminal: main figures, win rates, and what its file asks.
+
+    The arguments are those of benchmark_page.
+    """
+    runs = [run for by_seed in results.metrics.values() for run in by_seed.values()]
+    figures = [*dict.fromkeys([*_figures_asked(benchmark), *accuracy_names(runs)])][:SUMMARY_FIGURES]
+    rows = []
+    for arm, by_seed in results.metrics.items():
+        cells = {alias_of(figure).label: values_of(by_seed, figure) for figure in figures}
+        means = {label: format_mean(values) if values else MISSING for label, values in cells.items()}
+        rows.append({"method": arm, "seeds": str(len(by_seed))} | means)
+    rates = [
+        {"contest": contest, "wins/ties/losses": format_counts(pool)}
+        | {"length-controlled [95%]": format_figure(pool, "length_controlled")}
+        for contest, pool in results.pools.items()
+    ]
+    lines = [f"{name}: {_subtitle(benchmark)}"]
+    for table in filled([Table.of("Means over seeds", rows), Table.of("Win rates over all seeds", rates)]):
+        lines += ["", *text_table(table)]
+    for title, texts in (
+        ("Claims", [f"{finding.claim}: {finding}" for finding in findings]),
+        ("Choices", [f"{choice}: {arm or 'not measured'}" for choice, arm in chosen.items()]),
+        ("Since the last runs", [f"{change}: {change.verdict}" for change in changes]),
+    ):
+        if texts:
+            lines += ["", title, *(f"  {text}" for text in texts)]
+    return "\n".join(lines)
+
+
+def _subtitle(benchmark: Benchmark) -> str:
+    seeds = ", ".join(map(str, benchmark.seeds))
+    return f"recipe {benchmark.recipe}, {len(benchmark.arms)} arms, seeds {seeds}"
+
+
+def _figures_asked(benchmark: Benchmark) -> list[str]:
+    """The figures that a benchmark's file asks about, contests excepted."""
+    names = [claim.figure for claim in benchmark.claims if claim.figure not in OF_CONTESTS]
+    return [*dict.fromkeys([*names, *(choice.figure for choice in benchmark.choices.values())])]
 
 
 def short_commit(commit: str) -> str:

@@ -345,7 +345,7 @@ def test_an_arm_that_failed_at_its_end_is_failed_in_mlflow_and_finished_when_the
 
     status, output = finished.place.main(run_command, "--resume", finished.folder.name)
     assert status == 0
-    assert (finished.folder / "report" / "report.md").read_text() in output
+    assert (finished.folder / "report" / "summary.txt").read_text() in output
     assert "Traceback" not in output
     assert run.mlflow.get_run(run.mlflow_id).info.status == "FINISHED"
     assert (run.folder / "report.done").is_file()

@@ -239,6 +239,38 @@ def test_the_report_has_the_commits_the_judge_the_base_policy_and_the_claims(fin
         assert title in report.page, title
 
 
+def test_the_summary_for_a_terminal_has_what_the_benchmarks_file_asks(finished):
+    choices = {"best": {"among": ["FedBis", "FedDPO"], "figure": "accuracy"}}
+    plan = Benchmark.model_validate(PLAN.model_dump() | {"choices": choices, "regressions": {"own": 0.1}})
+    earlier = [{"FedBis": {"after/accuracy/domain/own": 0.9}}]
+    out, *_ = write_benchmark_report.fn(finished, plan, earlier)
+    earlier_words = "(median of 1 earlier runs): regression"
+    assert (out / "summary.txt").read_text().splitlines() == [
+        "benchmark-x: recipe debug, 2 arms, seeds 0, 1",
+        "",
+        "Means over seeds  seeds  common taste  pair accuracy  own taste",
+        "  FedBis              1         0.950          0.900      0.500",
+        "  FedDPO              1         0.950          0.900      0.500",
+        "",
+        "Win rates over all seeds      wins/ties/losses  length-controlled [95%]",
+        "  FedBis against base policy             1/1/0     75.0% [75.0%, 75.0%]",
+        "  FedDPO against base policy             1/1/0     75.0% [75.0%, 75.0%]",
+        "  FedBis against FedDPO                  0/1/1      25.0% [0.0%, 50.0%]",
+        "",
+        "Claims",
+        "  FedBis: common taste at least 0.9: undecided (one seed, 1 of 2 seeds)",
+        "  FedBis against FedDPO: share of wins among wins and losses above 0.5: undecided (one seed, 1 of 2"
+        " seeds)",
+        "",
+        "Choices",
+        "  best: not measured",
+        "",
+        "Since the last runs",
+        f"  FedBis, own taste: 0.500 instead of 0.900 {earlier_words}",
+        "  FedDPO, own taste: 0.500 instead of - (median of 0 earlier runs): first run",
+    ]
+
+
 @pytest.fixture
 def results(finished):
     return read_results(finished, PLAN)
