@@ -288,12 +288,17 @@ def describe_run(run: Run) -> str:
         lines.append(f"  commits     {', '.join(status.commits)}")
     if status.committed_steps is not None:
         lines.append(f"  committed   {run.committed_round()} rounds")
-    summary = run.report / "summary.txt"
-    if summary.is_file():
-        lines += ["", summary.read_text(encoding="utf-8").rstrip()]
+    if summary := _summary(run):
+        lines += summary
     elif status.state != "finished":
         lines.append(f"  resume it   {run.resume_command}")
     return "\n".join(lines)
+
+
+def _summary(run: Run) -> list[str]:
+    """The lines that a run or benchmark ended with; none where there are none."""
+    path = run.report / "summary.txt"
+    return ["", path.read_text(encoding="utf-8").rstrip()] if path.is_file() else []
 
 
 def _first_lines(status: RunDetails | BenchmarkDetails) -> list[str]:
@@ -308,13 +313,15 @@ def _first_lines(status: RunDetails | BenchmarkDetails) -> list[str]:
 
 
 def describe_benchmark(benchmark: Run) -> str:
-    """The state of a benchmark, its folder, MLflow run and report, and the state of each run."""
+    """The state of a benchmark, its folder, MLflow run and report, and of each run, or the summary of all."""
     status = benchmark_details(benchmark)
     lines = _first_lines(status)
     if status.report is not None:
         lines.append(f"  report      {status.report}")
     if not status.state.startswith("finished"):
         lines.append(f"  resume it   {benchmark.resume_command}")
+    elif summary := _summary(benchmark):
+        return "\n".join([*lines, *summary])
     seeds = list(dict.fromkeys(seed for states in status.runs.values() for seed in states))
     table = [["arm", *(f"seed {seed}" for seed in seeds)]]
     for arm, states in status.runs.items():

@@ -261,6 +261,15 @@ def test_a_benchmark_is_shown_with_the_states_of_its_runs_and_its_report(benchma
     ]
 
 
+def test_a_finished_benchmark_is_shown_with_its_summary(benchmark):
+    (benchmark.report / "summary.txt").write_text("Means over seeds\n")
+    assert "Means over seeds" not in fed_rlhf("show", "nightly-1").stdout, "of fewer runs"
+    finish(benchmark.folder, "Voting-seed-5", "Averaging-seed-3", "Averaging-seed-5")
+    lines = fed_rlhf("show", "nightly-1").stdout.splitlines()
+    assert lines[-2:] == ["", "Means over seeds"]
+    assert not any(line.startswith("arm ") for line in lines)
+
+
 def test_a_benchmark_without_a_report_says_so_when_it_is_to_be_opened(benchmark):
     (benchmark.report / "report.html").unlink()
     assert "  report " not in fed_rlhf("show", "nightly-1").stdout
