@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 
@@ -173,13 +173,19 @@ class Published:
         return expected_minutes(self.missing, self.seconds)[0] / 60
 
 
+@cache
+def load_benchmarks() -> dict[str, Benchmark]:
+    """The benchmarks of the pages, by name, with every arm's recipe checked."""
+    return {name: load_benchmark(name) for name in BENCHMARKS}
+
+
 class Results:
     """The published results of all benchmarks of the pages."""
 
     def __init__(self, data: Path = PUBLISHED) -> None:
         self.benchmarks = {
             name: Published(name, own, select_lines(read_lines(data / f"{name}{SUFFIX}"), own))
-            for name, own in ((name, load_benchmark(name)) for name in BENCHMARKS)
+            for name, own in load_benchmarks().items()
         }
 
         # By machine and ratio its values, and the line that has them; the last one counts.

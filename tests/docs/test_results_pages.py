@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from components.config import UserError
-from components.recipes.benchmarks import load_benchmark, settings_of
+from components.recipes.benchmarks import settings_of
 from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding
 from docs.generate_results import (
     CURVE,
@@ -24,6 +24,7 @@ from docs.generate_results import (
     curve,
     draw_claims,
     draw_speed,
+    load_benchmarks,
     methods,
     own_settings,
     policies,
@@ -125,7 +126,7 @@ def test_missing_hours_follow_from_finished_runs_of_the_arm_or_of_the_others(res
 
 def write_lines(folder, name, values):
     """Runs of the arms of a benchmark with these accuracies by arm, seed by seed."""
-    benchmark = load_benchmark(name)
+    benchmark = load_benchmarks()[name]
     head = {"kind": "run", "seconds": 60, "commits": ["c"], "units": {}, "base": {}, "judge": {}}
     lines = [
         head
