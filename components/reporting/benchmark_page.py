@@ -52,6 +52,11 @@ REWARD_TITLES = {
     "accuracy": "Accuracy by the implicit reward",
     "summed": "Accuracy by log-likelihood",
 }
+UNSEEN = ("unseen", "unseen_worst_tenth")
+UNSEEN_CAPTION = (
+    " Clients in no round: one model for all as it is, others after training on, or choosing by, at most"
+    " data.unseen_pairs pairs of the client."
+)
 SUMMARY_FIGURES = 4
 """Figures of each arm in the summary for a terminal."""
 SHOWN_PROMPTS = 4
@@ -229,6 +234,8 @@ def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tupl
         " spread is the standard deviation over the clients of a seed; Jain's index is 1 where all clients"
         " are equal."
     )
+    if any(name in UNSEEN for name in names):
+        caption += UNSEEN_CAPTION
     return (
         Table("Means over seeds", ["method", "seeds", *labels], means, caption),
         Table("Each seed", ["method", "seed", *labels], single),

@@ -90,6 +90,12 @@ def test_beside_a_mean_over_clients_are_the_worst_ones_the_spread_and_jains_inde
     assert "standard deviation over the clients" in means.caption
 
 
+@pytest.mark.parametrize(("name", "has"), [("unseen/accuracy/mean", True), ("after/accuracy/mean", False)])
+def test_figures_of_clients_in_no_round_say_what_they_are_measured_after(name, has):
+    means, _ = metrics_tables(BenchmarkResults(metrics={"FedPer": {0: {name: 0.5}}}))
+    assert ("data.unseen_pairs pairs of the client" in means.caption) == has
+
+
 def test_means_over_prompts_have_no_worst_client():
     name = "answers/aligned_characters"
     units = {"FedPer": {0: {name: Units(PROMPTS, {"": {"a": 1.0, "b": 3.0}})}}}
