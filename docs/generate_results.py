@@ -41,6 +41,7 @@ from components.reporting.benchmark_page import (
     short_commit,
 )
 from components.reporting.benchmark_results import BenchmarkResults
+from components.reporting.changes import choose_arms
 from components.reporting.claims import (
     ENOUGH_SEEDS,
     FAILS,
@@ -268,6 +269,18 @@ def _verdict(finding: Finding) -> str:
     if finding.reason.startswith(NOT_MEASURED):
         return NOT_MEASURED
     return f"**{finding.verdict}**" + (f" ({finding.reason})" if finding.reason else "")
+
+
+def choices(results: Results, names: Sequence[str]) -> str:
+    """The arms that a benchmark chooses among, with the mean of the figure, and the chosen one."""
+    own = results.benchmarks[names[0]]
+    chosen = choose_arms(own.benchmark.choices, own.results.metrics, own.benchmark.seeds)
+    rows = []
+    for name, choice in own.benchmark.choices.items():
+        cells = {arm: mean_cell(own.results, arm, choice.figure) for arm in choice.among}
+        cells = {arm.removeprefix(f"{name}-"): cell for arm, cell in cells.items()}
+        rows.append({"": name, **cells, "chosen": chosen[name].removeprefix(f"{name}-") or NOT_MEASURED})
+    return _table(rows)
 
 
 def means(results: Results, names: Sequence[str]) -> str:
@@ -619,6 +632,7 @@ PARTS: Mapping[str, Callable[[Results, Sequence[str]], str]] = {
     "summary": summary,
     "overview": overview,
     "claims": claims,
+    "choices": choices,
     "means": means,
     "policies": policies,
     "contests": contests,

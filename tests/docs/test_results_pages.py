@@ -7,18 +7,21 @@ from xml.etree import ElementTree
 import pytest
 
 from components.config import UserError
-from components.recipes.benchmarks import settings_of
+from components.recipes.benchmarks import arm_recipe, settings_of
+from components.reporting.changes import choose_arms
 from components.reporting.claims import FAILS, HOLDS, UNDECIDED, Finding
 from docs.generate_results import (
     CURVE,
     FLOWER,
     FOLDER,
     PAPERS,
+    RATES,
     SAMPLING,
     SPEED,
     TRL,
     Published,
     Results,
+    choices,
     claims,
     counts_sentence,
     curve,
@@ -255,6 +258,36 @@ def test_policies_of_a_page_are_beside_their_pairs(tmp_path):
     text = policies(Results(tmp_path), ["reasoning"])
     assert "| FedProx | 0.700 |" in text
     assert text.endswith("(tau-b): policy's accuracy per token: 0.333.")
+
+
+def test_the_table_of_choices_has_the_figure_of_each_arm_and_the_chosen_one(tmp_path):
+    """Of equal ones the smaller rate; a choice without all arms is not made."""
+    values = {"FedAvg-1e-4": [0.7], "FedAvg-3e-4": [0.8], "FedAvg-1e-3": [0.8], "FedAMP-1e-4": [0.9]}
+    write_lines(tmp_path, "personalized-rates", values)
+    path = tmp_path / "personalized-rates.jsonl"
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line |= {"seed": 10, "metrics": {"after/accuracy/mean": line["metrics"]["after/accuracy/domain/own"]}}
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = choices(Results(tmp_path), ["personalized-rates"])
+    assert text.startswith("|  | 1e-4 | 3e-4 | 1e-3 | chosen |\n")
+    assert "\n| FedAvg | 0.700 | 0.800 | 0.800 | 3e-4 |\n" in text
+    assert "\n| FedAMP | 0.900 | - | - | not measured |\n" in text
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_benchmark_has_the_rates_that_were_chosen_for_it(results, name):
+    search, reported = (load_benchmarks()[each] for each in (name, name.removesuffix("-rates")))
+    chosen = choose_arms(search.choices, results.benchmarks[name].results.metrics, search.seeds)
+    for method, arm in chosen.items():
+        if arm:
+            federations = [
+                arm_recipe(plan, own, plan.seeds[0]).federation
+                for plan, own in ((search, arm), (reported, method))
+            ]
+            rates = [each.options.local().learning_rate(each) for each in federations]
+            assert rates[0] == rates[1], method
+            assert federations[0].options == federations[1].options, method
 
 
 def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_path):
