@@ -317,3 +317,5 @@ def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_pat
     assert "| win rate against base policy | of all lengths, corrected for the judge's errors |\n" in text
     row = next(line for line in text.splitlines() if "| FedAvg | 3 |" in line)  # q = 55 / 62
     assert [cell.partition(" ")[0] for cell in row.split(" | ")[-2:]] == ["75.0%", "82.3%"]
+    write_lines(tmp_path, CURVE, {"alone-8": [0.9, 0.91, 0.89], "federated-8x12": [0.5, 0.51, 0.49]})
+    assert "\n- [federating](federating.md): federated-8x12 less alone-8: " in methods(Results(tmp_path), [])
