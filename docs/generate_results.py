@@ -230,7 +230,7 @@ def overview(results: Results, _: Sequence[str]) -> str:
                 UNDECIDED: str(counts[UNDECIDED] - unmeasured),
                 NOT_MEASURED: str(unmeasured),
                 "runs finished": f"{every_run - missing} of {every_run}",
-                "hours missing (estimate)": format_number(sum(each.missing_hours for each in own), 0),
+                "hours missing (estimate)": format_number(sum(each.missing_hours for each in own), 1),
             }
         )
     return "\n\n".join(
@@ -272,13 +272,18 @@ def _verdict(finding: Finding) -> str:
 
 
 def choices(results: Results, names: Sequence[str]) -> str:
-    """The arms that a benchmark chooses among, with the mean of the figure, and the chosen one."""
+    """The figure of each method by the rates that were tried for it, and the chosen rate."""
     own = results.benchmarks[names[0]]
     chosen = choose_arms(own.benchmark.choices, own.results.metrics, own.benchmark.seeds)
+    tried = {
+        name: {arm.removeprefix(f"{name}-"): arm for arm in choice.among}
+        for name, choice in own.benchmark.choices.items()
+    }
+    rates = sorted({rate for arms in tried.values() for rate in arms}, key=float)
     rows = []
-    for name, choice in own.benchmark.choices.items():
-        cells = {arm: mean_cell(own.results, arm, choice.figure) for arm in choice.among}
-        cells = {arm.removeprefix(f"{name}-"): cell for arm, cell in cells.items()}
+    for name, arms in tried.items():
+        figure = own.benchmark.choices[name].figure
+        cells = {rate: mean_cell(own.results, arms[rate], figure) if rate in arms else "" for rate in rates}
         rows.append({"": name, **cells, "chosen": chosen[name].removeprefix(f"{name}-") or NOT_MEASURED})
     return _table(rows)
 
@@ -315,7 +320,7 @@ def runs(results: Results, names: Sequence[str]) -> str:
                 "benchmark": f"`{name}`",
                 "runs finished": f"{len(own.runs) - len(own.missing)} of {len(own.runs)}",
                 "minutes of a run": f"{min(minutes):.0f} to {max(minutes):.0f}" if minutes else "-",
-                "hours missing (estimate)": format_number(own.missing_hours, 0) if minutes else "-",
+                "hours missing (estimate)": format_number(own.missing_hours, 1) if minutes else "-",
                 "commits": commits_line(own.results.commits).partition(": ")[2] if minutes else "-",
             }
         )

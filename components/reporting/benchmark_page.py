@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -54,11 +55,11 @@ REWARD_TITLES = {
 }
 UNSEEN = ("unseen", "unseen_worst_tenth")
 UNSEEN_CAPTION = (
-    " Clients in no round: one model for all as it is, others after training on, or choosing by, at most"
-    " data.unseen_pairs pairs of the client."
+    " Clients in no round: of some methods with a model that at most data.unseen_pairs pairs of the client"
+    " trained or chose, or that has them as examples; of others without any."
 )
 SUMMARY_FIGURES = 4
-"""Figures of each arm in the summary for a terminal."""
+"""Figures of each arm in the summary for a terminal, if the benchmark's file asks no more."""
 SHOWN_PROMPTS = 4
 """Prompts whose answers are shown for each front."""
 POLICY_ACCURACIES = ("implicit_reward", "policy_summed", "policy_per_token")
@@ -141,20 +142,21 @@ def benchmark_summary(
 
     The arguments are those of benchmark_page.
     """
-    runs = [run for by_seed in results.metrics.values() for run in by_seed.values()]
-    figures = [*dict.fromkeys([*_figures_asked(benchmark), *accuracy_names(runs)])][:SUMMARY_FIGURES]
-    rows = []
-    for arm, by_seed in results.metrics.items():
-        cells = {alias_of(figure).label: values_of(by_seed, figure) for figure in figures}
-        means = {label: format_mean(values) if values else MISSING for label, values in cells.items()}
-        rows.append({"method": arm, "seeds": str(len(by_seed))} | means)
-    rates = [
-        {"contest": contest, "wins/ties/losses": format_counts(pool)}
-        | {"length-controlled [95%]": format_figure(pool, "length_controlled")}
-        for contest, pool in results.pools.items()
-    ]
+    asked = _figures_asked(benchmark)
+    means, _ = metrics_tables(
+        replace(results, units={}), [*asked, *accuracy_names(results), "mean_reward", "answer_accuracy"]
+    )
+    corrected = "corrected for the judge's errors [95%]"
+    rates = []
+    for contest, pool in results.pools.items():
+        cells = rate_cells(pool, results.judges_of(contest), corrected)
+        shown = ("wins/ties/losses", "length-controlled [95%]", corrected)
+        rates.append({"contest": contest} | {heading: cells[heading] for heading in shown})
     lines = [f"{name}: {_subtitle(benchmark)}"]
-    for table in filled([Table.of("Means over seeds", rows), Table.of("Win rates over all seeds", rates)]):
+    means = means.first(2 + max(len(asked), SUMMARY_FIGURES))
+    has_base = any(row[0] == BASE_POLICY and {*row[2:]} != {MISSING} for row in means.rows)
+    means = replace(means, rows=[row for row in means.rows if row[0] != BASE_POLICY or has_base])
+    for table in filled([means, Table.of("Win rates over all seeds", rates)]):
         lines += ["", *text_table(table)]
     for title, texts in (
         ("Claims", [f"{finding.claim}: {finding}" for finding in findings]),
@@ -174,7 +176,8 @@ def _subtitle(benchmark: Benchmark) -> str:
 def _figures_asked(benchmark: Benchmark) -> list[str]:
     """The figures that a benchmark's file asks about, contests excepted."""
     names = [claim.figure for claim in benchmark.claims if claim.figure not in OF_CONTESTS]
-    return [*dict.fromkeys([*names, *(choice.figure for choice in benchmark.choices.values())])]
+    chosen_by = (choice.figure for choice in benchmark.choices.values())
+    return [*dict.fromkeys([*names, *chosen_by, *benchmark.regressions])]
 
 
 def short_commit(commit: str) -> str:
@@ -206,9 +209,12 @@ def metrics_tables(results: BenchmarkResults, first: Sequence[str] = ()) -> tupl
     prefix = "after/rewards/"
     objectives = {name.removeprefix(prefix) for name in known if name.startswith(prefix)} - {"kl"}
     rewards = [f"{REWARD_ALIAS}{name}" for name in sorted(objectives)]
+    by_metrics: dict[Sequence[str], str] = {}
+    for name in (*first, *ALIASES, *rewards):
+        by_metrics.setdefault(alias_of(name).metrics, name)
     names = [
         name
-        for name in dict.fromkeys([*first, *ALIASES, *rewards])
+        for name in by_metrics.values()
         if alias_of(name).metrics[0] in known  # an accuracy of assigned adapters only where some are assigned
     ]
 
@@ -343,12 +349,13 @@ def judges_table(results: BenchmarkResults) -> Table:
 # --- charts and answers
 
 
-def accuracy_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
-    """Aliases of the accuracies that are shown for these runs.
+def accuracy_names(results: BenchmarkResults) -> list[str]:
+    """Aliases of the accuracies that are shown for a benchmark's runs.
 
     Runs with tastes: by taste, and with the clients' own adapters if that differs. Other runs: by
     the metric that scores a pair.
     """
+    runs = [run for by_seed in results.metrics.values() for run in by_seed.values()]
     by_taste = [name for name in ("common", "own") if any(named(run, name) is not None for run in runs)]
     if by_taste:
         differs = any(named(run, "own_assigned") != named(run, "own") for run in runs)
@@ -358,9 +365,8 @@ def accuracy_names(runs: Sequence[Mapping[str, float]]) -> list[str]:
 
 
 def _bars(results: BenchmarkResults) -> list[Chart]:
-    runs = [run for by_seed in results.metrics.values() for run in by_seed.values()]
     values: list[tuple[str, str, float]] = []
-    for name in accuracy_names(runs):
+    for name in accuracy_names(results):
         for arm, by_seed in results.metrics.items():
             values += [(alias_of(name).label, arm, value) for value in values_of(by_seed, name)]
     if not values:

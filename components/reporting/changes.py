@@ -56,9 +56,10 @@ class Change:
         return self.change is not None and self.change < -self.tolerance
 
     def __str__(self) -> str:
-        now, median = format_number(self.now), format_number(self.median)
-        what = ", ".join(filter(None, (self.arm, self.figure)))
-        return f"{what}: {now} instead of {median} (median of {len(self.earlier)} earlier runs)"
+        what = f"{', '.join(filter(None, (self.arm, self.figure)))}: {format_number(self.now)}"
+        if self.median is None:
+            return what
+        return f"{what} instead of {format_number(self.median)} (median of {len(self.earlier)} earlier runs)"
 
 
 def find_changes(

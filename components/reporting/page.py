@@ -60,13 +60,15 @@ class Table:
         rows = [[row[n] for n in columns] for row in self.rows]
         return replace(self, header=[self.header[n] for n in columns], rows=rows)
 
+    def first(self, columns: int) -> Table:
+        """The table with its first columns alone."""
+        return replace(self, header=self.header[:columns], rows=[row[:columns] for row in self.rows])
+
     def split(self) -> list[Table]:
         """The columns in view; and where there are more, a second table with all of them."""
         if len(self.header) <= SHOWN_COLUMNS:
             return [self]
-        rows = [row[:SHOWN_COLUMNS] for row in self.rows]
-        view = replace(self, header=self.header[:SHOWN_COLUMNS], rows=rows)
-        return [view, Table(f"All {len(self.header)} columns", self.header, self.rows)]
+        return [self.first(SHOWN_COLUMNS), Table(f"All {len(self.header)} columns", self.header, self.rows)]
 
 
 def filled(tables: Iterable[Table]) -> list[Table]:

@@ -44,6 +44,11 @@ def results():
     return Results()
 
 
+def federation(benchmark, arm):
+    """What `federation` of an arm's recipe says."""
+    return arm_recipe(benchmark, arm, benchmark.seeds[0]).federation
+
+
 def finding(verdict, value=0.5, low=0.4, high=0.6, figure="wins", limit=0.5):
     return Finding(f"A: {figure} above {limit}", figure, limit, verdict, value, low, high, "", "-", "-", "-")
 
@@ -280,15 +285,21 @@ def test_the_table_of_choices_has_the_figure_of_each_arm_and_the_chosen_one(tmp_
 def test_a_benchmark_has_the_rates_that_were_chosen_for_it(results, name):
     search, reported = (load_benchmarks()[each] for each in (name, name.removesuffix("-rates")))
     chosen = choose_arms(search.choices, results.benchmarks[name].results.metrics, search.seeds)
+    assert all(chosen.values()) == (name != "personalized-ppo-rates"), "that one was not run"
     for method, arm in chosen.items():
         if arm:
-            federations = [
-                arm_recipe(plan, own, plan.seeds[0]).federation
-                for plan, own in ((search, arm), (reported, method))
-            ]
-            rates = [each.options.local().learning_rate(each) for each in federations]
-            assert rates[0] == rates[1], method
-            assert federations[0].options == federations[1].options, method
+            tried, own = federation(search, arm), federation(reported, method)
+            assert tried.options == own.options, method
+            assert tried.options.local().learning_rate(tried) == own.options.local().learning_rate(own), method
+
+
+def test_ablations_have_the_rates_of_the_whole_method():
+    benchmark = load_benchmarks()["personalized"]
+    ablations = [arm for arm in benchmark.arms if arm.startswith("A")]
+    assert len(ablations) == 2
+    for arm in ablations:
+        own, whole = (federation(benchmark, each).options for each in (arm, "FedPDPO"))
+        assert (own.lr, own.personal.lr) == (whole.lr, whole.personal.lr), arm
 
 
 def test_the_table_of_methods_has_what_was_measured_and_names_what_fails(tmp_path):

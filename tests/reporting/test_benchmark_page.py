@@ -1,13 +1,16 @@
 """The report of a benchmark: its tables, charts and answers."""
 
 import math
+import re
 
 import pytest
 
+from components.config.benchmark import Benchmark
 from components.recipes.benchmarks import read_benchmark
 from components.reporting.benchmark_page import (
     accuracy_names,
     benchmark_page,
+    benchmark_summary,
     commits_line,
     contests_table,
     judges_table,
@@ -19,6 +22,7 @@ from components.reporting.benchmark_results import BenchmarkResults
 from components.reporting.changes import find_changes
 from components.reporting.claims import HOLDS, Finding
 from components.reporting.formats import format_figure, format_mean
+from components.reporting.metrics import alias_of
 from components.reporting.page import to_html, to_markdown
 from components.reporting.units import CLIENTS, PROMPTS, Units
 from tests.support.contests import LOSS, TIE, WIN, contest
@@ -140,7 +144,7 @@ def test_rewards_of_objectives_have_a_column_each_and_fronts_a_row_of_their_own(
     ],
 )
 def test_accuracies_are_shown_by_taste_if_they_have_tastes_and_none_twice(runs, names):
-    assert accuracy_names(runs) == names
+    assert accuracy_names(BenchmarkResults(metrics={"A": dict(enumerate(runs))})) == names
 
 
 # --- contests and judges
@@ -294,3 +298,27 @@ def test_pair_accuracy_is_beside_that_of_the_policy_with_their_rank_correlation(
     assert math.isnan(rank_correlation([(0.1, 0.2), (0.3, 0.4)]))
     assert math.isnan(rank_correlation([(0.1, 0.2), (0.1, 0.3), (0.1, 0.4)]))
     assert policies_table(BenchmarkResults(metrics={"other": {0: {"after/accuracy/mean": 0.5}}})).rows == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "headings"),
+    [
+        ([], ["own taste", "pair accuracy", "worst client", "Jain's index of pair accuracy"]),
+        (
+            ["summed", "after/accuracy/mean", "own", "kl", "jain"],
+            ["accuracy by log-likelihood", "after/accuracy/mean", "own taste", "KL (nats)"]
+            + ["Jain's index of pair accuracy"],
+        ),
+    ],
+)
+def test_the_summary_has_every_figure_that_is_asked_and_four_of_a_file_that_asks_none(asked, headings):
+    """The third seed lacks the accuracy by log-likelihood."""
+    claims = [{"arm": "A", "figure": figure, "at_least": 0.1} for figure in asked]
+    plan = Benchmark(recipe="debug", seeds=[0, 1, 2], arms={"A": []}, claims=claims)
+    complete = {alias_of(name).metrics[0]: 0.5 for name in ("accuracy", "own", "worst", "jain", "kl")}
+    both = complete | {SUMMED: 0.5}
+    results = BenchmarkResults(metrics={"A": {0: both, 1: both, 2: complete}}, base={0: {"rouge/aligned/rougeLsum": 0.1}})
+    _, _, header, row, *others = benchmark_summary("x", plan, results, [], {}, []).splitlines()
+    assert re.split("  +", header) == ["Means over seeds", "seeds", *headings]
+    assert ("0.500 ± 0.000, 2 of 3 seeds" in row) == bool(asked)
+    assert others == [], "the base policy has none of these figures"

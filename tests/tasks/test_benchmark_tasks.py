@@ -248,14 +248,18 @@ def test_the_summary_for_a_terminal_has_what_the_benchmarks_file_asks(finished):
     assert (out / "summary.txt").read_text().splitlines() == [
         "benchmark-x: recipe debug, 2 arms, seeds 0, 1",
         "",
-        "Means over seeds  seeds  common taste  pair accuracy  own taste",
-        "  FedBis              1         0.950          0.900      0.500",
-        "  FedDPO              1         0.950          0.900      0.500",
+        "Means over seeds  seeds  common taste  pair accuracy  own taste  worst client",
+        "  FedBis              1         0.950          0.900      0.500         0.500",
+        "  FedDPO              1         0.950          0.900      0.500         0.500",
         "",
-        "Win rates over all seeds      wins/ties/losses  length-controlled [95%]",
-        "  FedBis against base policy             1/1/0     75.0% [75.0%, 75.0%]",
-        "  FedDPO against base policy             1/1/0     75.0% [75.0%, 75.0%]",
-        "  FedBis against FedDPO                  0/1/1      25.0% [0.0%, 50.0%]",
+        "Win rates over all seeds      wins/ties/losses  length-controlled [95%]  "
+        "corrected for the judge's errors [95%]",
+        "  FedBis against base policy             1/1/0     75.0% [75.0%, 75.0%]  "
+        "     100.0% [0.0%, 100.0%] (undecided)",
+        "  FedDPO against base policy             1/1/0     75.0% [75.0%, 75.0%]  "
+        "     100.0% [0.0%, 100.0%] (undecided)",
+        "  FedBis against FedDPO                  0/1/1      25.0% [0.0%, 50.0%]  "
+        "       0.0% [0.0%, 100.0%] (undecided)",
         "",
         "Claims",
         "  FedBis: common taste at least 0.9: undecided (one seed, 1 of 2 seeds)",
@@ -267,7 +271,7 @@ def test_the_summary_for_a_terminal_has_what_the_benchmarks_file_asks(finished):
         "",
         "Since the last runs",
         f"  FedBis, own taste: 0.500 instead of 0.900 {earlier_words}",
-        "  FedDPO, own taste: 0.500 instead of - (median of 0 earlier runs): first run",
+        "  FedDPO, own taste: 0.500: first run",
     ]
 
 
