@@ -22,7 +22,6 @@ from components.reporting.claims import SPREADS, Finding, claims_table
 from components.reporting.formats import (
     MISSING,
     format_counts,
-    format_figure,
     format_mean,
     format_number,
     format_percent,

@@ -306,8 +306,13 @@ def test_pair_accuracy_is_beside_that_of_the_policy_with_their_rank_correlation(
         ([], ["own taste", "pair accuracy", "worst client", "Jain's index of pair accuracy"]),
         (
             ["summed", "after/accuracy/mean", "own", "kl", "jain"],
-            ["accuracy by log-likelihood", "after/accuracy/mean", "own taste", "KL (nats)"]
-            + ["Jain's index of pair accuracy"],
+            [
+                "accuracy by log-likelihood",
+                "after/accuracy/mean",
+                "own taste",
+                "KL (nats)",
+                "Jain's index of pair accuracy",
+            ],
         ),
     ],
 )
@@ -317,7 +322,8 @@ def test_the_summary_has_every_figure_that_is_asked_and_four_of_a_file_that_asks
     plan = Benchmark(recipe="debug", seeds=[0, 1, 2], arms={"A": []}, claims=claims)
     complete = {alias_of(name).metrics[0]: 0.5 for name in ("accuracy", "own", "worst", "jain", "kl")}
     both = complete | {SUMMED: 0.5}
-    results = BenchmarkResults(metrics={"A": {0: both, 1: both, 2: complete}}, base={0: {"rouge/aligned/rougeLsum": 0.1}})
+    base = {0: {"rouge/aligned/rougeLsum": 0.1}}
+    results = BenchmarkResults(metrics={"A": {0: both, 1: both, 2: complete}}, base=base)
     _, _, header, row, *others = benchmark_summary("x", plan, results, [], {}, []).splitlines()
     assert re.split("  +", header) == ["Means over seeds", "seeds", *headings]
     assert ("0.500 ± 0.000, 2 of 3 seeds" in row) == bool(asked)
