@@ -310,7 +310,7 @@ def show(
     json: JsonOption = False,
     open_report: Annotated[bool, typer.Option("--open", help="Open its report in a browser.")] = False,
 ) -> None:
-    """Show the summary of a finished run or benchmark, or where it stands."""
+    """Show a finished run or benchmark, or where it stands."""
     from tasks import run_table
     from tasks.runs import find_run_or_benchmark
 
