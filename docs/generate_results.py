@@ -280,10 +280,13 @@ def choices(results: Results, names: Sequence[str]) -> str:
         for name, choice in own.benchmark.choices.items()
     }
     rates = sorted({rate for arms in tried.values() for rate in arms}, key=float)
+    seeds = len(own.benchmark.seeds)
     rows = []
     for name, arms in tried.items():
         figure = own.benchmark.choices[name].figure
-        cells = {rate: mean_cell(own.results, arms[rate], figure) if rate in arms else "" for rate in rates}
+        cells = dict.fromkeys(rates, "") | {
+            rate: mean_cell(own.results, arm, figure, seeds) for rate, arm in arms.items()
+        }
         rows.append({"": name, **cells, "chosen": chosen[name].removeprefix(f"{name}-") or NOT_MEASURED})
     return _table(rows)
 
@@ -408,11 +411,12 @@ def _reference_row(own: Published, figure: str) -> tuple[dict[str, str], str]:
     # Before the rounds the model of all arms is the same, but few-shot's has read examples.
     start = {seed: _before(run) for seed, run in own_results.metrics.get(LOCAL, {}).items()}
     untrained = replace(own_results, metrics={LOCAL: start}, units={})
+    seeds = len(own_results.metrics.get(best, {}))
     cells = {
         "figure": alias_of(figure).label,
-        "seeds": str(len(own_results.metrics.get(best, {}))),
+        "seeds": str(seeds),
         "best federated": f"{best}: {mean_cell(own_results, best, figure)}" if best else "-",
-        **{arm: mean_cell(own_results, arm, figure) for arm in (LOCAL, "pooled", "few-shot")},
+        **{arm: mean_cell(own_results, arm, figure, seeds) for arm in (LOCAL, "pooled", "few-shot")},
         "untrained": mean_cell(untrained, LOCAL, figure),
         "federated less local": difference,
         SPREADS: spreads,
@@ -447,14 +451,18 @@ def _before(run: Mapping[str, float]) -> dict[str, float]:
     return {f"after/{name.removeprefix(start)}": run[name] for name in run if name.startswith(start)}
 
 
-def mean_cell(results: BenchmarkResults, arm: str, figure: str) -> str:
-    """A figure of an arm over the seeds, with its interval where there are enough seeds."""
+def mean_cell(results: BenchmarkResults, arm: str, figure: str, seeds: int = 0) -> str:
+    """A figure of an arm over the seeds, with its interval where there are enough seeds.
+
+    It says how many they are where they are fewer than `seeds`, those of the other cells of its row.
+    """
     runs = results.metrics.get(arm, {})
     values = {seed: value for seed, run in runs.items() if (value := named(run, figure)) is not None}
     if not values:
         return "-"
     ends = _arm_interval(results, arm, figure, values)
-    return _with_interval(float(np.mean(list(values.values()))), *ends)
+    text = _with_interval(float(np.mean(list(values.values()))), *ends)
+    return f"{text} ({len(values)} of {seeds} seeds)" if len(values) < seeds else text
 
 
 def _arm_interval(
@@ -491,10 +499,7 @@ def curve(results: Results, _: Sequence[str]) -> str:
             if not (seeds := len(_seeds_of_both(own, f"{pairs}x{owners}", figure))):
                 continue
             both = _over_seeds_of(own, (arms["alone"], arms["federated"]), figure)
-            means = {arm: mean_cell(both, name, figure) for arm, name in arms.items()}
-            for arm, name in arms.items():
-                if 0 < (count := len(values_of(both.metrics.get(name, {}), figure))) < seeds:
-                    means[arm] += f" ({count} of {seeds} seeds)"
+            means = {arm: mean_cell(both, name, figure, seeds) for arm, name in arms.items()}
             rows.append(
                 {
                     "pairs": str(pairs),

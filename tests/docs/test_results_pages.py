@@ -253,6 +253,12 @@ def test_the_untrained_model_is_that_of_local_over_the_seeds_of_the_row(tmp_path
     assert "| 0.800 [0.800, 0.800] | 0.510 [0.485, 0.535] | 0.200" in row
 
 
+def test_a_reference_of_fewer_seeds_than_its_row_says_how_many(tmp_path):
+    write_lines(tmp_path, "reasoning", {"DRIFT-SP": [0.9] * 3, "local": [0.7] * 3, "pooled": [0.6]})
+    row = next(line for line in references(Results(tmp_path), []).splitlines() if "reasoning` | own" in line)
+    assert "| 3 | DRIFT-SP: 0.900 [0.900, 0.900] | 0.700 [0.700, 0.700] | 0.600 (1 of 3 seeds) | - |" in row
+
+
 def test_policies_of_a_page_are_beside_their_pairs(tmp_path):
     write_lines(tmp_path, "reasoning", {"FedAvg": [0.5], "FedProx": [0.5], "local": [0.5]})
     path = tmp_path / "reasoning.jsonl"
