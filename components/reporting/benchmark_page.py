@@ -54,8 +54,8 @@ REWARD_TITLES = {
 }
 UNSEEN = ("unseen", "unseen_worst_tenth")
 UNSEEN_CAPTION = (
-    " Clients in no round: of some methods with a model that at most data.unseen_pairs pairs of the client"
-    " trained or chose, or that has them as examples; of others without any."
+    " Clients in no round: some methods use up to data.unseen_pairs pairs of such a client, to train, to"
+    " choose a model or as examples; the others use none."
 )
 SUMMARY_FIGURES = 4
 """Figures of each arm in the summary for a terminal, if the benchmark's file asks no more."""
