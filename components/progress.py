@@ -41,7 +41,6 @@ class Work:
 class UnitDone:
     """One more unit of a work that several threads share; a repeated unit counts once."""
 
-    name: str
     unit: str
 
 

@@ -170,7 +170,7 @@ class View(logging.Handler):
                 self._print(record.getMessage())
             case Work():
                 self._report(event, record)
-            case UnitDone(_, unit) if self._clients is not None:
+            case UnitDone(unit) if self._clients is not None:
                 self._clients.add(unit)
             case None if record.levelno >= logging.WARNING and not record.name.startswith(INTERNAL):
                 self._warn(record)

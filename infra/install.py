@@ -22,7 +22,7 @@ from typing import Any
 
 PIP = "pip>=25"
 """Those that Python 3.11 and 3.12 bring need twice the time."""
-REQUIREMENT = ".[alpaca-eval,demo,dev,privacy,ray]"
+REQUIREMENT = ".[alpaca-eval,demo,dev,ray]"
 GENERATE = (
     "from components.environment import configure_libraries; configure_libraries();"
     "from components.models.backbone import fetch_backbone;"

@@ -9,7 +9,6 @@ also keeps the reference's log-probabilities of pairs, which the arms of a bench
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import threading
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner
 
 R = TypeVar("R")
-log = logging.getLogger(__name__)
 
 Arguments = Mapping[str, Any]
 """Those of one call of a task, by their names."""

@@ -40,10 +40,11 @@ class RewardHeadConfig(Section):
 
 
 class PersonalModules(Section):
-    """The modules that a client keeps to itself. Built by a method from its own options."""
+    """The modules that a client keeps to itself, beside a language-model head of its own.
 
-    head: bool = True
-    """A language-model head of the client's own."""
+    Built by a method from its own options.
+    """
+
     bottleneck: BottleneckConfig | None = None
     """The bottleneck adapter; null: the heads read the backbone's features."""
     reward: RewardHeadConfig | None = None

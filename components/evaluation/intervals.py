@@ -29,9 +29,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
 Stratum = Mapping[str, float]
 """Values by unit."""
 

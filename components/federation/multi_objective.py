@@ -194,6 +194,18 @@ def check_objective_names(
             )
 
 
+def check_preference(
+    preference: Mapping[str, float] | None, objectives: Mapping[str, object], regularized: bool
+) -> None:
+    """Refuse a preference for unknown objectives or without a regularization, by a ValueError."""
+    check_objective_names("preference", preference, objectives)
+    if preference is not None and not regularized:
+        raise ValueError(
+            "preference acts through the regularization, and beta is 0: set beta above 0, or leave out"
+            " the preference"
+        )
+
+
 def mean_distance(points: npt.NDArray[np.float64]) -> float:
     """Mean Euclidean distance of two of K points, [K, D]; 0 of one."""
     return _mean_over_pairs(np.linalg.norm(points[:, None] - points[None, :], axis=-1))

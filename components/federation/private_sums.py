@@ -22,7 +22,6 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,7 @@ class NoisePlan:
         if own is not None:
             return own
         assert self.privacy.target_epsilon is not None
-        return _solve(self.privacy.target_epsilon, self.privacy.delta)
+        return solve_sigma(self.privacy.target_epsilon, self.privacy.delta)
 
     def moved(self, rounds: int) -> float:
         """Sensitivity of so many rounds to one client, in units of C."""
@@ -99,11 +98,6 @@ class NoisePlan:
         return f"{self.privacy.model_dump_json()} {self.cohort} {self.rounds} {self.separation}"
 
 
-@lru_cache(maxsize=16)
-def _solve(epsilon: float, delta: float) -> float:
-    return solve_sigma(epsilon, delta)
-
-
 def noise_plan(config: FederationConfig, clients: int) -> NoisePlan:
     """The noise of rounds with so many clients; the recipe protects clients."""
     assert isinstance(config.privacy, ClientPrivacy)
@@ -121,7 +115,7 @@ def contribution(tensors: Adapter, origin: Adapter, clip: float, frozen: tuple[s
         frozen: LoRA factors that are not trained; their movement is 0.
     """
     trained = trained_names(tensors, frozen)
-    cells, _ = clip_to_grid({name: tensors[name] - origin[name] for name in trained}, clip)
+    cells = clip_to_grid({name: tensors[name] - origin[name] for name in trained}, clip)
     return {name: tensor.new_zeros(tensor.shape) for name, tensor in tensors.items()} | cells
 
 

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from components.seeding import generator
 
 
-def sample_clients(
-    names: Sequence[str], count: int, seed: int, round: int, purpose: str = "sample"
-) -> list[str]:
+def sample_clients(names: Sequence[str], count: int, seed: int, round: int) -> list[str]:
     """Sample a round's clients, sorted by their names (FedBiscuit A.1, step 1).
 
-    The sample is a function of the names, their count, the seed, the round and the purpose.
+    The sample is a function of the names, their count, the seed and the round.
     """
     if count > len(names):
         raise ValueError(f"cannot sample {count} of {len(names)} clients without replacement")
-    chosen = generator(seed, purpose, round).choice(len(names), size=count, replace=False)
+    chosen = generator(seed, "sample", round).choice(len(names), size=count, replace=False)
     ordered = sorted(names)
     return sorted(ordered[i] for i in chosen)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,16 +57,6 @@ class RowLosses(NamedTuple):
 
     values: torch.Tensor  # [k], of the rows that count (nats); 0 of one that a minibatch excludes
     tokens: int  # that went through the model
-
-
-class StepAccumulator(Protocol):
-    """Makes the gradient of a step."""
-
-    def add(self, minibatches: Sequence[Rows], advice: str) -> tuple[float, int]:
-        """Add the gradients of a step; gives the mean loss of its minibatches, and the number of tokens.
-
-        A loss that is not finite is a TrainingError, whose message has the advice.
-        """
 
 
 class StepFigures(NamedTuple):
@@ -104,10 +94,6 @@ class Loss:
     def __call__(self, rows: Rows) -> RowLosses:
         """The losses of a micro-batch; may be called in several threads if `concurrent`."""
         raise NotImplementedError
-
-    def rows_of(self, pair: int) -> Rows:
-        """The rows that one of the client's pairs is shown in."""
-        return np.array([pair])
 
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         """Called before the first micro-batch, for losses that depend on the whole minibatch."""
@@ -200,7 +186,6 @@ def train(
     loss: Loss,
     training: Training,
     parameter_groups: tuple[ParameterGroup, ...] = (),
-    accumulate: Callable[[Loss, Parameters], StepAccumulator] | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Trained:
     """Take one optimizer step per `accumulation` minibatches, whose gradients are averaged.
@@ -213,14 +198,13 @@ def train(
         minibatches: their number determines the length of the schedule.
         training: its steps and its batch size are not used.
         parameter_groups: further parameters of the model, at rates of their own.
-        accumulate: makes the gradient of a step of one minibatch; None takes that of `Accumulator`.
         optimizer: over the parameters; None takes that of `build_optimizer`.
 
     Raises:
         TrainingError: a loss is not finite; the message names the step.
     """
     config = training.optimizer
-    size = config.accumulation if loss.accumulates and accumulate is None else 1
+    size = config.accumulation if loss.accumulates else 1
     batches = list(minibatches)
     steps = [batches[start : start + size] for start in range(0, len(batches), size)]
     optimizer = optimizer or build_optimizer(parameters, config)
@@ -236,12 +220,8 @@ def train(
     start = time.perf_counter()
     model.train(loss.dropout)
     halve = loss.concurrent and not (loss.dropout and find_active_dropout(model))
-    accumulator: StepAccumulator
-    if accumulate is None:
-        parts = concurrent_parts(parameters[0].device) if halve else 1
-        accumulator = Accumulator(loss, trained, training.micro_batch_size, parts)
-    else:
-        accumulator = accumulate(loss, trained)
+    parts = concurrent_parts(parameters[0].device) if halve else 1
+    accumulator = Accumulator(loss, trained, training.micro_batch_size, parts)
     try:
         with seeded(str(parameters[0].device), training.seed), checkpointed(model):
             for step, step_batches in enumerate(steps):

@@ -30,7 +30,6 @@ class SelectorLoss(Loss):
         """The loss; with `flip` the mean over both orders of a pair is corrected (objectives.corrected)."""
         self.selector = selector
         self.flip = flip
-        self.pairs = len(pairs)
         comparisons, self.labels = build_labeled_comparisons(pairs)
         self.encoded = [selector.encode(comparison) for comparison in comparisons]
 
@@ -40,9 +39,6 @@ class SelectorLoss(Loss):
         labels = torch.as_tensor(self.labels[rows], device=logits.device)
         losses = selector_loss(logits, labels, self.flip)
         return RowLosses(losses, sum(map(len, encoded)))
-
-    def rows_of(self, pair: int) -> Rows:
-        return np.array([pair, pair + self.pairs])
 
 
 def train_selector(

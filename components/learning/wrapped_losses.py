@@ -36,9 +36,6 @@ class WrappedLoss(Loss):
     def __call__(self, rows: Rows) -> RowLosses:
         return self.loss(rows)
 
-    def rows_of(self, pair: int) -> Rows:
-        return self.loss.rows_of(pair)
-
     def begin_minibatch(self, micro_batches: Sequence[Rows]) -> None:
         self.loss.begin_minibatch(micro_batches)
 

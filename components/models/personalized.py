@@ -86,16 +86,12 @@ class PersonalHead(torch.nn.Module):
         bias = backbone_head.bias is not None
         self.enabled = True  # else the backbone's head is used
         self.backbone_head = backbone_head
-        self.head = (
-            torch.nn.Linear(in_features, backbone_head.out_features, bias, dtype=torch.float32)
-            if modules.head
-            else None
-        )
+        self.head = torch.nn.Linear(in_features, backbone_head.out_features, bias, dtype=torch.float32)
         self.reward = RewardHead(in_features, modules.reward) if modules.reward else None
 
     @property
     def active_head(self) -> torch.nn.Linear:
-        return self.head if self.enabled and self.head is not None else self.backbone_head
+        return self.head if self.enabled else self.backbone_head
 
     @property
     def weight(self) -> torch.Tensor:

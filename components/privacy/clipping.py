@@ -30,8 +30,8 @@ def grid_width(bound: float, values: int) -> float:
     return math.ldexp(bound, -grid_bits(values))
 
 
-def clip_to_grid(movement: Tensors, bound: float) -> tuple[dict[str, torch.Tensor], float]:
-    """A contribution in cells of the grid, integers in fp32, and the norm that the movement had.
+def clip_to_grid(movement: Tensors, bound: float) -> dict[str, torch.Tensor]:
+    """A contribution in cells of the grid, integers in fp32.
 
     Values that are not finite become 0. The result times the grid's width has a norm of at most the bound.
 
@@ -54,4 +54,4 @@ def clip_to_grid(movement: Tensors, bound: float) -> tuple[dict[str, torch.Tenso
     width = grid_width(bound, values)
     allowed = bound - width * math.sqrt(values) / 2
     factor = min(1.0, allowed / norm) if norm else 1.0
-    return {name: (tensor * factor / width).round().float() for name, tensor in finite.items()}, norm
+    return {name: (tensor * factor / width).round().float() for name, tensor in finite.items()}

@@ -51,13 +51,3 @@ def correlated(fresh: Vector, earlier: Sequence[Vector], bands: int) -> Vector:
     for c, previous in zip(coefficients(bands)[1:], earlier, strict=False):
         noise -= c * previous
     return noise
-
-
-def noise_after(bands: int, rounds: int) -> Vector:
-    """Standard deviation of z_1 + ... + z_t for t = 1 to `rounds`, with w_t of standard deviation 1."""
-    inverse = np.zeros(rounds)  # first column of C^-1
-    for t in range(rounds):
-        inverse[t] = (1.0 if t == 0 else 0.0) - sum(
-            c * inverse[t - j] for j, c in enumerate(coefficients(bands)) if 1 <= j <= t
-        )
-    return np.asarray(np.sqrt(np.cumsum(np.cumsum(inverse) ** 2)))

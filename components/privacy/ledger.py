@@ -4,8 +4,6 @@ A ledger is a list of releases, each by a mechanism whose cost is known. Its eps
 
     that of all Gaussian releases in which every unit takes part: exact, since they are together one release
         with mu^2 = sum of steps / sigma^2, by the analytic Gaussian mechanism (Balle and Wang 2018);
-    that of Gaussian releases of Poisson samples: an upper bound by the accountant PRV of opacus (Gopi et al.
-        2021), at most 0.003 above the value;
     plus the epsilons of randomised responses (Warner 1965), which need no delta.
 
 sigma is the standard deviation of the noise over the sensitivity, the norm that one unit may add to the sum.
@@ -15,15 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
 
-from components.config import UserError
 from components.results import Result
 
-PRV_ERROR = 0.002
-"""Largest error of the accountant's own estimate, which it adds to its bound."""
 MAX_EPSILON = 1e4
 """Above it a Gaussian release is as good as none."""
 
@@ -33,14 +29,12 @@ class Release(Result):
 
     Attributes:
         mechanism: how they were released.
-        rate: with which each unit was sampled for a sum, independently of all others (Poisson sampling).
         sigma: standard deviation of the noise of a sum over the sensitivity.
         steps: how many such sums there were.
         epsilon: of randomised response.
     """
 
     mechanism: Literal["gaussian", "randomised-response"]
-    rate: float = Field(1.0, gt=0, le=1)
     sigma: float = Field(0.0, ge=0, allow_inf_nan=False)
     steps: int = Field(1, ge=0)
     epsilon: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -57,19 +51,15 @@ def epsilon_of(releases: Sequence[Release], delta: float) -> float:
     gaussian = [one for one in releases if one.mechanism == "gaussian" and one.steps]
     if any(one.sigma == 0 for one in gaussian):
         return math.inf
-    if all(one.rate == 1 for one in gaussian):
-        mu = math.sqrt(sum(one.steps / one.sigma**2 for one in gaussian))
-        return pure + gaussian_epsilon(mu, delta)
-    return pure + _sampled_epsilon(gaussian, delta)
+    mu = math.sqrt(sum(one.steps / one.sigma**2 for one in gaussian))
+    return pure + gaussian_epsilon(mu, delta)
 
 
 def accountant_of(releases: Sequence[Release]) -> str:
     """What computes the epsilon of these releases, in words."""
     kinds = {
         "randomised response": any(one.mechanism == "randomised-response" for one in releases),
-        "PRV (opacus)": any(one.rate < 1 for one in releases),
-        "analytic Gaussian": any(one.mechanism == "gaussian" for one in releases)
-        and all(one.rate == 1 for one in releases),
+        "analytic Gaussian": any(one.mechanism == "gaussian" for one in releases),
     }
     return " and ".join(name for name, is_used in kinds.items() if is_used)
 
@@ -103,37 +93,18 @@ def _smallest(excess: Callable[[float], float]) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-12, rtol=1e-14))
 
 
-def _sampled_epsilon(releases: Sequence[Release], delta: float) -> float:
-    try:
-        from opacus.accountants import PRVAccountant  # takes seconds, once
-    except ImportError:
-        raise UserError(
-            "the epsilon of Poisson samples is computed by the package opacus, which is not installed:"
-            " pip install 'fed-rlhf[privacy]'."
-        ) from None
-    import numpy as np
-
-    accountant = PRVAccountant()
-    accountant.history = [(one.sigma, one.rate, one.steps) for one in releases]
-    with np.errstate(divide="ignore"):  # it takes the logarithm of 0 for a rate of 1
-        return float(accountant.get_epsilon(delta, eps_error=PRV_ERROR))
-
-
-def solve_sigma(epsilon: float, delta: float, rate: float = 1.0, steps: int = 1) -> float:
-    """The smallest sigma, up to 1e-3 of it, with which so many sums cost at most epsilon.
+@lru_cache(maxsize=16)
+def solve_sigma(epsilon: float, delta: float) -> float:
+    """The smallest sigma, up to 1e-3 of it, with which a sum costs at most epsilon.
 
     Args:
-        epsilon: that they may cost, above 0.
+        epsilon: that it may cost, above 0.
         delta: see epsilon_of.
-        rate: see Release.
-        steps: number of the sums.
     """
     from scipy.optimize import brentq
 
     def excess(sigma: float) -> float:
-        return (
-            epsilon_of([Release(mechanism="gaussian", rate=rate, sigma=sigma, steps=steps)], delta) - epsilon
-        )
+        return epsilon_of([Release(mechanism="gaussian", sigma=sigma)], delta) - epsilon
 
     low = high = 1.0
     while excess(high) > 0:

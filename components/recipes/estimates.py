@@ -208,7 +208,7 @@ def personal_values(shape: ModelShape, modules: PersonalModules | None) -> int:
     """Values of a client's own modules: its head, the bottleneck and the reward head."""
     if modules is None:
         return 0
-    head = shape.vocabulary * shape.hidden if modules.head else 0
+    head = shape.vocabulary * shape.hidden
     bottleneck = (2 * shape.hidden + 1) * modules.bottleneck.width if modules.bottleneck else 0
     reward = (shape.hidden + 1) * modules.reward.width if modules.reward else 0
     return head + bottleneck + reward

@@ -12,7 +12,7 @@ import pytest
 from components.config import RecipeError
 from components.data.records import DataError
 from components.data.rows import read_file
-from components.data.sources.own_files import read_pairs
+from components.data.sources.own_files import JsonlFile
 from components.recipes import load_recipe
 from components.recipes.inputs import check_inputs
 from tests.support.sources import data_config
@@ -67,7 +67,7 @@ def test_a_number_that_is_none_is_refused_with_its_row(margin, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(ROW + ROW.replace(b"}", b', "margin": %s}' % margin.encode()))
     with pytest.raises(DataError, match=r"row 2: column 'margin' must be a finite number, but is -?[ni]"):
-        read_pairs(path, data_config(source="jsonl"))
+        JsonlFile().read(data_config(source="jsonl", path=str(path)))
 
 
 def test_what_is_no_file_is_refused_without_waiting(tmp_path):

@@ -10,7 +10,7 @@ from components.config.benchmark import Benchmark
 from components.config.section import check_section
 from components.data.questions import read_questions
 from components.data.records import DataError
-from components.data.sources.own_files import read_pairs
+from components.data.sources.own_files import JsonlFile
 from components.recipes import load_recipe
 from tests.support.sources import data_config
 
@@ -62,7 +62,8 @@ def test_a_name_in_data_with_a_character_that_nobody_sees_is_refused_with_its_ro
 
 def own_pairs(path, column=None):
     partition = "natural" if column is None else "column"
-    return read_pairs(path, data_config(source="jsonl", partition=partition, column=column))[0]
+    data = data_config(source="jsonl", path=str(path), partition=partition, column=column)
+    return JsonlFile().read(data)[""].pairs
 
 
 def test_a_name_in_data_is_one_line(tmp_path):

@@ -20,7 +20,6 @@ from tests.support.full_logits import completion_logprob
 from tests.support.random_models import build_random
 
 ALL = PersonalModules(
-    head=True,
     bottleneck=BottleneckConfig(width=4, dropout=0.0),
     reward=RewardHeadConfig(width=3, dropout=0.0),
 )
@@ -217,10 +216,11 @@ def test_initial_modules_are_a_function_of_the_seed_with_the_bounds_of_pytorch(r
 
 
 def test_lora_tensors_are_divided_by_the_shared_layers_which_may_not_be_all(config):
-    resident = ResidentPolicy(config, "cpu", PersonalModules(head=False, shared_layers=1))
+    resident = ResidentPolicy(config, "cpu", PersonalModules(shared_layers=1))
     assert {layer_index(name) for name in resident.slot.names} == {0}
-    assert {layer_index(name) for name in resident.personal.names} == {1}
-    assert sorted([*resident.slot.names, *resident.personal.names]) == resident.personal.lora.names
+    private = [name for name in resident.personal.names if not name.startswith("head.")]
+    assert {layer_index(name) for name in private} == {1}
+    assert sorted([*resident.slot.names, *private]) == resident.personal.lora.names
     with pytest.raises(BackboneError, match="2 layers are shared, but the backbone has 2"):
         ResidentPolicy(config, "cpu", PersonalModules(shared_layers=2))
 

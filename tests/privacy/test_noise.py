@@ -12,7 +12,6 @@ from components.privacy.clipping import clip_to_grid, grid_bits, grid_width
 from components.privacy.factors import (
     coefficients,
     correlated,
-    noise_after,
     participations,
     sensitivity,
 )
@@ -122,6 +121,16 @@ def test_correlated_noise_solves_its_equation():
     assert [float(z[0]) for z in earlier[::-1]] == [1.0, -0.5, 0.25, -0.125]
 
 
+def noise_after(bands, rounds):
+    """Standard deviation of z_1 + ... + z_t for t = 1 to `rounds`, with w_t of standard deviation 1."""
+    inverse = np.zeros(rounds)  # first column of C^-1
+    for t in range(rounds):
+        inverse[t] = (t == 0) - sum(
+            c * inverse[t - j] for j, c in enumerate(coefficients(bands)) if 1 <= j <= t
+        )
+    return np.sqrt(np.cumsum(np.cumsum(inverse) ** 2))
+
+
 # Clients, clients of a round, rounds, delta, epsilon, and the root mean square of the sums' noise.
 @pytest.mark.parametrize(
     ("clients", "cohort", "rounds", "delta", "epsilon", "expected"),
@@ -147,31 +156,28 @@ def test_no_contribution_is_longer_than_the_bound():
             "a": scale * torch.randn(values, generator=generator),
             "b": scale * torch.randn(3, generator=generator),
         }
-        cells, norm = clip_to_grid(parts, bound)
+        cells = clip_to_grid(parts, bound)
         width = grid_width(bound, values + 3)
         sent = math.sqrt(sum(float((cell.double() * width).square().sum()) for cell in cells.values()))
         assert sent <= bound, trial
-        assert norm == pytest.approx(float(torch.cat([*parts.values()]).double().norm()))
-        if norm > 2 * bound:
+        if float(torch.cat([*parts.values()]).double().norm()) > 2 * bound:
             assert sent > 0.95 * bound
         assert all(torch.equal(cell, cell.round()) for cell in cells.values())
 
 
 def test_small_movements_are_rounded_and_not_clipped():
     movement = {"a": torch.tensor([0.01, -0.02])}
-    cells, norm = clip_to_grid(movement, 1.0)
+    cells = clip_to_grid(movement, 1.0)
     width = grid_width(1.0, 2)
-    assert norm == pytest.approx(math.hypot(0.01, 0.02))
     assert (cells["a"] * width - movement["a"]).abs().max() <= width / 2
 
 
 def test_values_that_are_not_finite_are_removed_and_huge_ones_are_clipped():
     movement = {"a": torch.tensor([math.nan, math.inf, -math.inf, 3e38]), "b": torch.tensor([-3e38])}
-    cells, _ = clip_to_grid(movement, 1.0)
+    cells = clip_to_grid(movement, 1.0)
     assert cells["a"][:3].tolist() == [0, 0, 0]
     assert cells["a"][3] == -cells["b"][0] > 0
-    zero, norm = clip_to_grid({"a": torch.zeros(3)}, 1.0)
-    assert norm == 0 and not zero["a"].any()
+    assert not clip_to_grid({"a": torch.zeros(3)}, 1.0)["a"].any()
 
 
 def test_the_grid_follows_the_number_of_values():

@@ -164,7 +164,7 @@ def rounds_of(recipe, prepared, folder):
 
 def no_movement(movement, bound):
     """A clip that lets nothing pass."""
-    return {name: torch.zeros_like(tensor) for name, tensor in movement.items()}, 0.0
+    return {name: torch.zeros_like(tensor) for name, tensor in movement.items()}
 
 
 @pytest.mark.parametrize("method", ["fedbis", "feddpo"])
@@ -187,7 +187,7 @@ def with_its_loss(result, origin, config):
 
 def signs(movement, bound):
     """A planted fault: the direction of a movement passes."""
-    return {name: tensor.sign() for name, tensor in movement.items()}, 0.0
+    return {name: tensor.sign() for name, tensor in movement.items()}
 
 
 PROTECT = worker.protected

@@ -132,7 +132,7 @@ class FileSource(Source):
         in it are dropped and counted.
 
         Raises:
-            DataError: see read_pairs; or a prompt connects so many groups that a split is empty.
+            DataError: see read; or a prompt connects so many groups that a split is empty.
         """
         read = self.read(data)
         by_split = {split: rows.pairs for split, rows in read.items()}
@@ -172,14 +172,18 @@ class FileSource(Source):
         return replace(held, warnings=tuple(warnings))
 
     def read(self, data: DataConfig, limit: int | None = None) -> dict[str, FileRows]:
-        """Read pairs by split; '' where the files have no names of splits.
+        """Read and check pairs by split; '' where the files have no names of splits.
+
+        Columns without a meaning are ignored.
 
         Args:
-            data: the recipe's section.
+            data: the recipe's section. If data.column is none of OwnRow's texts, its value is the pair's
+                `column`. If data.drop_invalid is 0, pairs with empty texts are among the pairs.
             limit: maximum number of rows of each split; None reads all.
 
         Raises:
-            DataError: see read_pairs.
+            DataError: there is no such file or it is of another kind, or the share of the invalid rows is
+                above data.drop_invalid; if that is 0, a row does not fit.
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")
@@ -223,28 +227,6 @@ class CsvFile(FileSource):
     name: ClassVar[str] = "csv"
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz")
     row: ClassVar[type[OwnRow]] = CsvRow
-
-
-def read_pairs(
-    path: Path, data: DataConfig, row: type[OwnRow] = OwnRow, limit: int | None = None, split: str = ""
-) -> FileRows:
-    """Read and check the pairs of a file or folder; columns without a meaning are ignored.
-
-    Args:
-        path: see rows.read_file.
-        data: the recipe's section. If data.column is none of OwnRow's texts, its value is the pair's
-            `column`. If data.drop_invalid is 0, pairs with empty texts are among the pairs.
-        row: model of the rows.
-        limit: maximum number of rows that are read; None reads all.
-        split: of the file, if its name is that of one.
-
-    Raises:
-        DataError: the file is missing or is not of its kind, or the share of the invalid rows is above
-            data.drop_invalid; if that is 0, a row does not fit the model.
-    """
-    raw_rows = read_file(path, limit)
-    messages = message_columns(raw_rows, str(path), data.messages, data.columns)
-    return _read_rows(path, raw_rows, messages, data, row, limit is None, split)
 
 
 def _read_rows(

@@ -22,7 +22,7 @@ from components.config import FederationConfig, MultiObjective
 from components.federation.multi_objective import (
     MultiObjectiveMethod,
     Preference,
-    check_objective_names,
+    check_preference,
     gradient_name,
     gram_matrix,
 )
@@ -56,12 +56,7 @@ class FedCmoo(MultiObjectiveMethod):
 
     @model_validator(mode="after")
     def _check_preference(self) -> Self:
-        check_objective_names("preference", self.preference, self.objectives)
-        if self.preference is not None and not self.beta:
-            raise ValueError(
-                "preference acts through the regularization, and beta is 0: set beta above 0, or leave out"
-                " the preference"
-            )
+        check_preference(self.preference, self.objectives, bool(self.beta))
         return self
 
     def build_objective(self, server_weights: Sequence[float]) -> MultiObjective:

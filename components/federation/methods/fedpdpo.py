@@ -38,7 +38,7 @@ class FedPdpo(PersonalizedMethod):
     """The personal stage."""
 
     def local(self) -> Local:
-        modules = PersonalModules(head=True, bottleneck=self.bottleneck, reward=self.reward_head)
+        modules = PersonalModules(bottleneck=self.bottleneck, reward=self.reward_head)
         return Local(
             self.objective,
             lr=self.lr,

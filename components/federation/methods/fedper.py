@@ -29,5 +29,5 @@ class FedPer(PersonalizedMethod, PairTraining):
     """Learning rate of the personal layers."""
 
     def local(self) -> Local:
-        modules = PersonalModules(head=True, shared_layers=self.shared_layers)
+        modules = PersonalModules(shared_layers=self.shared_layers)
         return replace(super().local(), own="modules", personal=modules, personal_lr=self.personal.lr)

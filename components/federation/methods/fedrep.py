@@ -26,7 +26,7 @@ class FedRep(PersonalizedMethod, PairTraining):
     """The personal stage."""
 
     def local(self) -> Local:
-        modules = PersonalModules(head=True)
+        modules = PersonalModules()
         rate = self.personal.lr
         return replace(
             super().local(), own="modules", personal=modules, personal_lr=rate, stage=self.personal

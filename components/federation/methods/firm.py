@@ -29,6 +29,7 @@ from components.federation.multi_objective import (
     Preference,
     Weight,
     check_objective_names,
+    check_preference,
 )
 
 
@@ -46,13 +47,8 @@ class Firm(MultiObjectiveMethod):
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
-        check_objective_names("preference", self.preference, self.objectives)
+        check_preference(self.preference, self.objectives, self.beta != 0)
         check_objective_names("weights", self.weights, self.objectives)
-        if self.preference is not None and self.beta == 0:
-            raise ValueError(
-                "preference acts through the regularization, and beta is 0: set beta above 0, or leave out"
-                " the preference"
-            )
         if self.weights is None:
             return self
         if not sum(self.weights.values()):
