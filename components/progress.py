@@ -38,13 +38,13 @@ class Work:
 
 
 @dataclass(frozen=True)
-class UnitDone:
-    """One more unit of a work that several threads share; a repeated unit counts once."""
+class ClientDone:
+    """One more client is done in a step, which several threads work on; a repeated client counts once."""
 
-    unit: str
+    client: str
 
 
-Event = PhaseStarted | Milestone | Work | UnitDone
+Event = PhaseStarted | Milestone | Work | ClientDone
 
 
 def progress(event: Event) -> dict[str, Event]:

@@ -22,9 +22,9 @@ from components.environment import USER_ERROR
 from components.progress import (
     CLIENTS,
     ROUNDS,
+    ClientDone,
     Milestone,
     PhaseStarted,
-    UnitDone,
     Work,
     format_duration,
     format_loss,
@@ -170,8 +170,8 @@ class View(logging.Handler):
                 self._print(record.getMessage())
             case Work():
                 self._report(event, record)
-            case UnitDone(unit) if self._clients is not None:
-                self._clients.add(unit)
+            case ClientDone(client) if self._clients is not None:
+                self._clients.add(client)
             case None if record.levelno >= logging.WARNING and not record.name.startswith(INTERNAL):
                 self._warn(record)
 

@@ -25,7 +25,7 @@ from components.owners.codec import FULL_DISK, CodecError
 from components.owners.home import find_owner, socket_path
 from components.owners.link import OwnerAway, OwnerEnded, ask, release
 from components.owners.requests import Requests
-from components.progress import UnitDone, progress
+from components.progress import ClientDone, progress
 from tasks.devices import device_places
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def _ask(
             if answer.adapter is not None and adapter is not None:
                 write_atomically(store.path(answer.adapter), adapter)
             write_atomically(update_path(job, store), answer.model_dump_json().encode())
-            log.info("client %s is done", job.client, extra=progress(UnitDone(job.client)))
+            log.info("client %s is done", job.client, extra=progress(ClientDone(job.client)))
             return answer
     except OwnerEnded as error:
         if str(error) == FULL_DISK:

@@ -18,9 +18,9 @@ from components.environment import USER_ERROR_FILTER
 from components.progress import (
     CLIENTS,
     ROUNDS,
+    ClientDone,
     Milestone,
     PhaseStarted,
-    UnitDone,
     Work,
     format_duration,
     progress,
@@ -88,7 +88,7 @@ def test_without_a_terminal_there_is_a_line_for_each_round_and_phase(plain):
     report(PhaseStarted("federate"))
     report(Work(ROUNDS, 0, 2))
     report(Work(CLIENTS, 0, 2))
-    report(UnitDone("a"))
+    report(ClientDone("a"))
     report(Work(ROUNDS, 1, 2), "round 1 of 2: loss [0.5]")
     report(Work("DPO step", 1, 4))
     log.info("a line for the log")
@@ -144,8 +144,8 @@ def test_the_live_line_has_phase_round_clients_and_loss(plain, clock):
     report(PhaseStarted("federate"))
     report(Work(ROUNDS, 2, 8))
     report(Work(CLIENTS, 0, 3))
-    report(UnitDone("a"))
-    report(UnitDone("a"))  # a repeated task
+    report(ClientDone("a"))
+    report(ClientDone("a"))  # a repeated task
     assert line(plain) == "federate  round 3 of 8, 1 of 3 clients  0 s so far"
     clock.now += 10
     report(Work(ROUNDS, 3, 8, loss=0.25))

@@ -123,11 +123,10 @@ def test_correlated_noise_solves_its_equation():
 
 def noise_after(bands, rounds):
     """Standard deviation of z_1 + ... + z_t for t = 1 to `rounds`, with w_t of standard deviation 1."""
-    inverse = np.zeros(rounds)  # first column of C^-1
+    earlier = []
     for t in range(rounds):
-        inverse[t] = (t == 0) - sum(
-            c * inverse[t - j] for j, c in enumerate(coefficients(bands)) if 1 <= j <= t
-        )
+        earlier.insert(0, correlated(np.array([float(t == 0)]), earlier[: bands - 1], bands))
+    inverse = np.concatenate(earlier[::-1])  # first column of C^-1
     return np.sqrt(np.cumsum(np.cumsum(inverse) ** 2))
 
 

@@ -182,8 +182,8 @@ class FileSource(Source):
             limit: maximum number of rows of each split; None reads all.
 
         Raises:
-            DataError: there is no such file or it is of another kind, or the share of the invalid rows is
-                above data.drop_invalid; if that is 0, a row does not fit.
+            DataError: data.path is null, or there is no such file or it is of another kind, or the share of
+                the invalid rows is above data.drop_invalid; if that is 0, a row does not fit.
         """
         if data.path is None:
             raise DataError(f"the data source {self.name} reads your own pairs: give the file as data.path")

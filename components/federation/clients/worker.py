@@ -21,7 +21,7 @@ from components.io import write_atomically
 from components.models.store import Adapter, AdapterStore
 from components.privacy.labels import NoisedVerdicts
 from components.privacy.secrets import simulated_secret
-from components.progress import UnitDone, progress
+from components.progress import ClientDone, progress
 from components.results import Traffic
 from components.seeding import derive
 
@@ -54,7 +54,7 @@ def run_job(job: Job, trainer: Trainer, contexts: ClientContexts, recipe: Recipe
     What the client reads and sends is protected as the recipe says, and its post-processors are applied.
     """
     update = finished_update(job, contexts.adapters) or _carry_out(job, trainer, contexts, recipe)
-    log.info("client %s is done", job.client, extra=progress(UnitDone(job.client)))
+    log.info("client %s is done", job.client, extra=progress(ClientDone(job.client)))
     return update
 
 

@@ -47,8 +47,8 @@ class Firm(MultiObjectiveMethod):
 
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
-        check_preference(self.preference, self.objectives, self.beta != 0)
         check_objective_names("weights", self.weights, self.objectives)
+        check_preference(self.preference, self.objectives, self.beta != 0)
         if self.weights is None:
             return self
         if not sum(self.weights.values()):
