@@ -345,8 +345,9 @@ def references(results: Results, _: Sequence[str]) -> str:
     counts = Counter(verdicts)
     words = (
         f"Against owners who train alone, the best federated method of the papers' benchmarks is better in"
-        f" {counts[HOLDS]} of {len(rows)} comparisons and worse in {counts[FAILS]} ({counts[UNDECIDED]} are"
-        f" undecided and {counts[NOT_MEASURED]} not measured){_curve_clause(results)}."
+        f" {counts[HOLDS]} of {len(rows) - counts[NOT_MEASURED]} comparisons and worse in {counts[FAILS]}"
+        f" ({counts[UNDECIDED]} are undecided, and {counts[NOT_MEASURED]} more are not"
+        f" measured){_curve_clause(results)}."
     )
     return "\n\n".join([words, CURVE_PICTURE, *_curve_words(results), _table(rows)])
 

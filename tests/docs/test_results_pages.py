@@ -157,7 +157,7 @@ def test_the_verdict_on_the_best_method_is_corrected_for_those_that_it_is_chosen
     for values, count in ((better, 2), (better | others, 0)):
         write_lines(tmp_path, "reasoning", values)
         text = references(Results(tmp_path), [])
-        assert f"is better in {count} of 9 comparisons and worse in 0" in text
+        assert f"is better in {count} of 2 comparisons and worse in 0" in text
         assert "DRIFT-SP: 0.640" in text
 
 
@@ -236,7 +236,7 @@ def test_pair_accuracy_is_compared_where_a_method_and_clients_alone_have_it(tmp_
         line["metrics"]["after/accuracy/mean"] = 1 - line["metrics"]["after/accuracy/domain/own"]
     path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     text = references(Results(tmp_path), [])
-    assert "is better in 2 of 10 comparisons and worse in 1" in text
+    assert "is better in 2 of 3 comparisons and worse in 1" in text
     assert "`reasoning` | pair accuracy | 3 | DRIFT-SP: 0.360" in text
 
 
