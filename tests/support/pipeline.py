@@ -10,6 +10,7 @@ import importlib
 import io
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -202,7 +203,12 @@ class Workplace:
         import_libraries()
         gc.collect()
         gc.freeze()  # flows collect garbage between models; imported modules are left out
-        with process_settings(self.variables), without_private_server(), captured_log() as lines:
+        with (
+            process_settings(self.variables),
+            without_private_server(),
+            waiting_for_the_server(),
+            captured_log() as lines,
+        ):
             returned = flow()
         return returned, "\n".join(lines)
 
@@ -314,6 +320,18 @@ def without_private_server() -> Iterator[None]:
         yield
     finally:
         servers._start_guarded = start
+
+
+@contextmanager
+def waiting_for_the_server() -> Iterator[None]:
+    """Let flows wait while the server does not answer, e.g. for a disk; they would end this process."""
+    from flows import stopping
+
+    seconds, stopping.LOST_SECONDS = stopping.LOST_SECONDS, math.inf
+    try:
+        yield
+    finally:
+        stopping.LOST_SECONDS = seconds
 
 
 @contextmanager
